@@ -3,6 +3,7 @@ package graph
 import (
 	"cmp"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -23,7 +24,8 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	var previous []uuid.NullUUID
 	var traces []json.RawMessage
 	var paused []uuid.NullUUID
-	for _, i := range all {
+	urgent := slices.SortedStableFunc(slices.Values(all), func(a, b *instance) int { return cmp.Compare(b.priority, a.priority) }) // what room there is, is theirs
+	for _, i := range urgent {
 		for _, s := range i.changes.steps {
 			if alive(s.token.state) == 0 || w.carry(i, s, after) {
 				continue

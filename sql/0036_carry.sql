@@ -59,7 +59,8 @@ $q$, $q$ELSIF NEW.attempt <> carried::integer OR NEW.postponed <> 0 OR NEW.suspe
 $q$);
     now := replace(now, $q$    problem text;
 $q$, $q$    problem text;
-    carried boolean := NEW.status = 'leased' AND NEW.token_id IS NOT NULL AND NEW.started_at = statement_timestamp() AND workflow_at_work();
+    carried boolean := NEW.status = 'leased' AND NEW.token_id IS NOT NULL AND NEW.started_at = statement_timestamp()
+        AND coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege(workflow_role()::name, 'process_token'::regclass, 'UPDATE'); -- workflow_at_work(), of who asks
 $q$);
     IF length(now) - length(was) < 150 THEN
         RAISE EXCEPTION 'workflow_run_refuse_insert is not that of 0014';

@@ -25,9 +25,10 @@ type carrier struct {
 }
 
 // carry returns the carrier of a try to settle, or nil if no steps may be carried on. Only first tries carry steps on: if
-// the database refuses a step that is stored as leased, the outcomes must be recorded all the same.
+// the database refuses a step that is stored as leased, the outcomes must be recorded all the same. Nor do transactions
+// with effects, which may take a minute.
 func (w *Worker) carry(batch []*job) *carrier {
-	if !w.steps() || w.lastLook.ago() > longestUnseen || slices.ContainsFunc(batch, func(j *job) bool { return j.unsure }) {
+	if !w.steps() || w.lastLook.ago() > longestUnseen || slices.ContainsFunc(batch, func(j *job) bool { return j.unsure || len(j.extras.effects) > 0 }) {
 		return nil
 	}
 	c := &carrier{Carrier: leasing.Carrier{Worker: w.name, Group: w.group(), Terms: w.carries}}
@@ -62,7 +63,7 @@ func (w *Worker) carried(ctx context.Context, c *carrier, stored bool, err error
 		return
 	}
 	switch {
-	case err == nil && ctx.Err() == nil:
+	case err == nil && ctx.Err() == nil && !slices.ContainsFunc(c.Leases, isOld):
 		if len(c.Leases) > 0 {
 			w.carrying.Store(true)
 			w.tally.leased(c.Leases)
@@ -70,9 +71,13 @@ func (w *Worker) carried(ctx context.Context, c *carrier, stored bool, err error
 		}
 	case stored:
 		c.InDoubt(err, &w.doubts)
+		w.rouse() // to give them back
 	}
 	w.jobs.fulfil(c.promised)
 }
+
+// isOld reports whether half of a lease is over.
+func isOld(l leasing.Lease) bool { return time.Since(l.Taken) > l.Length/2 }
 
 // mustLook reports whether a poll is due although no run may be leased: for a discovery, because steps were carried on
 // since the last, or to give back leases in doubt.
@@ -82,9 +87,9 @@ func (w *Worker) mustLook() bool {
 
 // share says which part of its free room the next poll leaves to settle transactions, see promise: half of it if steps
 // were carried on since the last poll, and an eighth if they may be.
-func (w *Worker) share() int {
+func (w *Worker) share(carrying bool) int {
 	switch {
-	case w.carrying.Swap(false):
+	case carrying:
 		return 2
 	case w.steps():
 		return 8

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/simple-workflow/simple-workflow/internal/leasing"
 )
@@ -124,5 +125,33 @@ func TestRoomForSteps(t *testing.T) {
 	}
 	if free, _ := newCrowd(1).s.promise(1000, 2); free.direct != 1 {
 		t.Error("the only slot is not for polls")
+	}
+}
+
+// While runs that were leased ahead wait, or others are due, steps of quick types are leased ahead, too. A group has the
+// highest priority of its runs, whatever their order.
+func TestQuickStepsDoNotPass(t *testing.T) {
+	c := newCrowd(8)
+	c.s.pace.last, c.s.pace.since = 10_000, time.Now().Add(time.Hour)
+	var p promise
+	if ahead, ok := c.s.keep(&p, 1, true); !ok || ahead {
+		t.Error("a step does not begin at once although nothing waits")
+	}
+	all := append(c.jobs(1, 8, 0), c.jobs(1, 8, 9)...)
+	all[1].Token = all[0].Token
+	c.s.enter(all)
+	if g := c.s.groups[0]; g.priority != 9 {
+		t.Errorf("the group has priority %d, want 9", g.priority)
+	}
+	if ahead, ok := c.s.keep(&p, 1, true); !ok || !ahead {
+		t.Error("a quick step passes runs that were leased ahead")
+	}
+	if ahead, ok := c.s.keep(&p, 1, false); !ok || ahead {
+		t.Error("a step of another type has no slot")
+	}
+	c.s.withdraw(func(*job) bool { return true })
+	c.s.due(leasing.Due{Others: true})
+	if ahead, ok := c.s.keep(&p, 1, true); !ok || !ahead {
+		t.Error("a quick step takes a slot that is left to others")
 	}
 }

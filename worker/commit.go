@@ -29,7 +29,8 @@ const (
 )
 
 // commit records a batch: in one statement, or in one transaction if hooks, effects or events take part. lost
-// are the outcomes whose leases are no longer ours. left reports whether hooks have enqueued runs that wait for a poll.
+// are the outcomes whose leases are no longer ours. left reports whether runs wait for a poll that hooks have
+// enqueued, or that are to be tried again.
 func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outcome, left bool, err error) {
 	if batch[0].outcome.Verdict == settling.HandOn { // settled alone
 		lost, err = w.handOn(ctx, batch[0])
@@ -71,7 +72,8 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outc
 	if recorded && effects && (refused(err) || errors.Is(err, pgx.ErrTxCommitRollback)) {
 		err = &effectError{err} // a deferred constraint, for example
 	}
-	return lost, carrier.leases().Left(), err
+	again := slices.ContainsFunc(outcomes, func(o settling.Outcome) bool { return o.Verdict != settling.Succeed && o.Verdict != settling.Fail })
+	return lost, again || carrier.leases().Left(), err
 }
 
 // transact calls f in a transaction, and commits unless f returns an error. It rolls back even after ctx has

@@ -39,7 +39,7 @@ func (w *Worker) drain(grace time.Duration) {
 		w.empty(lastCalls, nil)
 	}
 	doubts.Wait()
-	w.settleDoubts(0) // of commits that carried steps on, and whose answers were lost meanwhile
+	w.settleDoubts(obey) // of commits that carried steps on, and whose answers were lost meanwhile
 	w.config.Logger.Info("worker stopped", "worker", w.name)
 }
 

@@ -44,27 +44,29 @@ const (
 
 // line is who waits for a slot, and who has one. It is part of jobs, and guarded by its mu.
 type line struct {
-	slots    int             // how many there are
-	working  []*job          // those that have a slot
-	waiting  int             // how many are leasedAhead
-	charged  int             // how many are asked or ready
-	marked   int             // how many of the charged were leased ahead
-	promised promise         // what the poll and the settle transactions under way may lease
-	bytes    int             // of the payloads of all that wait
-	groups   []*group        // of those that are leasedAhead, in the order in which they came
-	ready    queue           // the jobs that may begin
-	entered  int             // how many have come into ready
-	reserved int             // how much of what may be charged is left to runs that may not be leased ahead
-	noneDue  bool            // no runs are due that may be leased ahead
-	top      int             // the highest priority of the runs that are due
-	barred   time.Time       // until then nothing is leased ahead
-	refuses  func(*job) bool // of a job that comes into line: it may not begin, and must be given back; may be nil
-	closed   bool            // nothing begins any more
-	pace     pace            // at which handlers return
-	markable chan struct{}   // signalled when there may be a group to ask for
+	slots     int      // how many there are
+	working   []*job   // those that have a slot
+	waiting   int      // how many are leasedAhead
+	charged   int      // how many are asked or ready
+	marked    int      // how many of the charged were leased ahead
+	promised  promise  // what the poll and the settle transactions under way may lease
+	bytes     int      // of the payloads of all that wait
+	groups    []*group // of those that are leasedAhead, in the order in which they came
+	ready     queue    // the jobs that may begin
+	entered   int      // how many have come into ready
+	reserved  int      // how much of what may be charged is left to runs that may not be leased ahead
+	noneDue   bool     // no runs are due that may be leased ahead
+	counted   int      // what busyLocked has returned for keep, and when
+	countedAt time.Time
+	top       int             // the highest priority of the runs that are due
+	barred    time.Time       // until then nothing is leased ahead
+	refuses   func(*job) bool // of a job that comes into line: it may not begin, and must be given back; may be nil
+	closed    bool            // nothing begins any more
+	pace      pace            // at which handlers return
+	markable  chan struct{}   // signalled when there may be a group to ask for
 }
 
-// A group is the runs that one poll has leased ahead with the same token.
+// A group is the runs that one statement has leased ahead with the same token.
 type group struct {
 	token    uuid.UUID
 	priority int // the highest
@@ -109,12 +111,16 @@ func (s *jobs) promise(most, share int) (space, promise) {
 func (s *jobs) keep(p *promise, bytes int, quick bool) (ahead, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	free := s.spaceLocked()
+	now := time.Now()
+	if now.Sub(s.countedAt) > time.Millisecond { // a transaction may store thousands of steps
+		s.counted, s.countedAt = s.busyLocked(now), now
+	}
+	free := s.spaceLocked(now, s.counted)
 	one := promise{direct: 1}
 	switch {
 	case s.closed:
 		return false, false
-	case free.direct > 0:
+	case free.direct > 0 && !(quick && (free.behind || s.reserved > 0)): // what is left then is for other runs
 	case quick && free.steps > 0 && free.bytes >= bytes:
 		one = promise{ahead: 1, bytes: bytes}
 	default:
@@ -133,7 +139,7 @@ func (s *jobs) fulfil(p promise) {
 	s.signalMarkable()
 }
 
-// enter adds the jobs of one statement, the highest priority first. It returns those that may not begin, because the worker
+// enter adds the jobs of one statement. It returns those that may not begin, because the worker
 // stops, or because refuses says so.
 func (s *jobs) enter(all []*job) (late []*job) {
 	s.mu.Lock()
@@ -153,6 +159,7 @@ func (s *jobs) enter(all []*job) (late []*job) {
 				g = &group{token: j.Token, priority: j.Priority}
 				groups[j.Token], s.groups = g, append(s.groups, g)
 			}
+			g.priority = max(g.priority, j.Priority)
 			g.jobs = append(g.jobs, j)
 			s.move(j, leasedAhead)
 		}
@@ -370,31 +377,38 @@ func (s *jobs) space() space {
 }
 
 func (s *jobs) pollLocked() space {
-	free := s.spaceLocked()
+	now := time.Now()
+	free := s.spaceLocked(now, s.busyLocked(now))
 	if s.noneDue {
 		free.ahead = 0
 	}
 	return free
 }
 
-func (s *jobs) spaceLocked() space {
-	now := time.Now()
+// busyLocked returns how many slots have handlers that will probably not return soon.
+func (s *jobs) busyLocked(now time.Time) (n int) {
+	for _, j := range s.working {
+		if !s.endsSoon(j, now) {
+			n++
+		}
+	}
+	return n
+}
+
+// spaceLocked returns the space if busy is the result of busyLocked.
+func (s *jobs) spaceLocked(now time.Time, busy int) space {
 	limit := min(int(s.pace.rate(now)*horizon.Seconds()), mostAhead)
 	outcomes := len(s.byID) - len(s.working) - s.waiting - s.charged - min(s.parked, s.slots)
 	tooMany := max(outcomes-max(s.slots, limit), 0)
-	taken := s.charged + s.promised.direct + tooMany
-	for _, j := range s.working {
-		if !s.endsSoon(j, now) {
-			taken++
-		}
-	}
+	taken := s.charged + s.promised.direct + tooMany + busy
 	free := space{direct: max(s.slots-taken, 0), bytes: max(mostBytes-s.bytes-s.promised.bytes, 0), many: max((s.slots+limit)/4, 1), behind: s.waiting > 0}
 	if free.behind { // the other half of what may be charged is theirs
 		free.direct = min(free.direct, max(s.slots-s.slots/2-(s.charged-s.marked)-s.promised.direct, 0))
 	}
 	if !s.closed && free.bytes > 0 && now.After(s.barred) {
 		inLine := s.waiting + s.charged + s.promised.direct + s.promised.ahead
-		free.steps = max(min(4*limit, 2*mostAhead)-inLine, 0)
+		steps := min(4*limit, mostAhead)
+		free.steps = max(steps-inLine-max(outcomes-max(s.slots, steps), 0), 0)
 		if tooMany == 0 {
 			free.ahead = max(limit-inLine, 0)
 		}

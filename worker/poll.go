@@ -30,7 +30,8 @@ func (w *Worker) poll(ctx context.Context) {
 		w.lastTurn.now()
 		w.lastSeek.now()
 		suspects, held := w.jobs.suspects()
-		free, promised := w.jobs.promise(w.config.Batch, w.share())
+		carrying := w.carrying.Swap(false)
+		free, promised := w.jobs.promise(w.config.Batch, w.share(carrying))
 		room := free.direct
 		poller.Suspects = held
 		poller.Ahead = leasing.Ahead{Runs: free.ahead, Bytes: free.bytes, Group: w.group(), Behind: free.behind}
@@ -64,7 +65,7 @@ func (w *Worker) poll(ctx context.Context) {
 		if held.Watched || room == 0 || w.config.Mux.limited() {
 			freed = w.jobs.freed
 		}
-		if w.carrying.Load() || w.doubts.Left() > 0 {
+		if carrying || w.carrying.Load() || w.doubts.Left() > 0 {
 			pause = min(pause, lookEvery)
 		}
 		if w.idle(ctx, min(wait, pause), freed) {

@@ -89,6 +89,17 @@ func (p *Poller) fill(ctx context.Context, chosen []request, n, suspects int) (l
 	return append(leases, more...), due + further, full, err
 }
 
+// asksAll reports whether fill asks every chosen lane for runs.
+func (p *Poller) asksAll(chosen []request, n int) bool {
+	for _, r := range chosen {
+		direct := n > 0 && !(r.isQuick() && p.Ahead.Behind)
+		if !direct && !(r.isQuick() && p.Ahead.Runs > 0) {
+			return false
+		}
+	}
+	return true
+}
+
 // split returns the requests for which is reports true, and the others, in their order.
 func split(all []request, is func(request) bool) (some, others []request) {
 	for _, r := range all {

@@ -3,6 +3,7 @@ package leasing_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -344,5 +345,47 @@ func TestMarkOrTakeBack(t *testing.T) {
 	}
 	if begunAndCharged == 0 || neither == 0 {
 		t.Errorf("%d were begun, %d were not: the two never met", begunAndCharged, neither)
+	}
+}
+
+// Due knows the highest priority of what is due until that was leased. A poll that had no room for runs of some lanes does not
+// forget it, and is repeated soon.
+func TestDueUntilLeased(t *testing.T) {
+	pool := pgtest.New(t)
+	add(t, pool, "a.quick", 50, time.Hour)
+	add(t, pool, "a.slow", 50, time.Hour)
+	p := ahead(pool, 0, 2, "a.")
+	p.Terms = func(typ string) leasing.Terms {
+		terms := quick(typ)
+		terms.Quick = typ == "a.quick"
+		return terms
+	}
+	for _, test := range []struct {
+		what  string
+		n     int
+		ahead leasing.Ahead
+		want  string
+	}{
+		{"no room", 0, leasing.Ahead{}, ""},
+		{"slots for types that are not quick", 1, leasing.Ahead{Group: 2, Behind: true}, "a.slow"},
+		{"slots for types that are not quick, again", 1, leasing.Ahead{Group: 2, Behind: true}, ""},
+	} {
+		p.Discover()
+		p.Ahead = test.ahead
+		leases, wait, err := p.Acquire(t.Context(), test.n, 0)
+		if got := strings.Join(types(leases), " "); err != nil || got != test.want {
+			t.Fatalf("%s: leased %q, %v; want %q", test.what, got, err, test.want)
+		}
+		if top := p.Due().Top; top != 50 {
+			t.Errorf("%s: the highest priority that is due is %d, want 50", test.what, top)
+		}
+		if test.n > 0 && wait > 10*time.Millisecond {
+			t.Errorf("%s: the next poll is in %s", test.what, wait)
+		}
+	}
+	p.Discover()
+	p.Ahead = leasing.Ahead{Runs: 5, Bytes: 1000, Group: 2, Behind: true}
+	if got := types(acquire(t, p, 1)); len(got) != 1 || p.Due().Top != math.MinInt {
+		t.Errorf("leased %v, and %d is due", got, p.Due().Top)
 	}
 }

@@ -145,7 +145,7 @@ func (c *Carrier) Queue(ready func() *pgx.Batch) {
 
 // take reads the answer.
 func (c *Carrier) take(rows pgx.Rows) error {
-	of := make(map[uuid.UUID]int, len(c.steps)) // a token has one step at a time
+	of := make(map[uuid.UUID]int, len(c.steps)) // runs of one token are of one instance and one type
 	for i, s := range c.steps {
 		of[s.Token] = i
 	}
@@ -194,5 +194,5 @@ func (c *Carrier) InDoubt(err error, d *Doubts) {
 	for _, t := range c.terms {
 		longest = max(longest, t.Length)
 	}
-	d.add(c.all, c.sent, longest)
+	d.add(c.all, time.Now(), longest) // the server may work on the commit for as long as if it had been sent now
 }

@@ -106,6 +106,8 @@ const (
 	busyPause = 100 * time.Millisecond
 	longest   = 10 * time.Second // longest pause: a look that stalls must not delay the next one for long
 
+	roomPause = 5 * time.Millisecond // until the next try, if there was no room for runs of some lanes
+
 	watchPause = 500 * time.Millisecond // between two tries while due suspects wait for those that are watched
 
 	// othersTurn is how long after one suspect was kept alone the other suspects need not wait for the next one that is.
@@ -186,7 +188,8 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 	}
 	p.remember(leases)
 	p.busy = full
-	p.drained = p.drained || !full && due <= len(leases)
+	asked := p.asksAll(chosen, n)
+	p.drained = p.drained || asked && !full && due <= len(leases)
 	switch {
 	case due > 0 && len(leases) == 0: // due suspects wait for those that are watched, and must not keep other runs from being found
 		p.busy, p.waiting = false, time.Now().Add(watchPause)
@@ -195,6 +198,9 @@ func (p *Poller) Acquire(ctx context.Context, n, suspects int) (leases []Lease, 
 		return leases, 0, nil
 	case discovered && due == 0:
 		p.discovery = spent(start) // nothing that it found could be leased: charge both statements to the budget
+	}
+	if !asked {
+		wait = min(wait, roomPause)
 	}
 	return leases, min(wait, p.nextDue()), nil
 }
@@ -224,7 +230,7 @@ func (p *Poller) hurried(ctx context.Context, n, suspects int) ([]Lease, error) 
 	leases, due, full, err := p.fill(ctx, chosen, n, suspects)
 	if err == nil {
 		p.remember(leases)
-		p.drained = p.drained || !full && due <= len(leases)
+		p.drained = p.drained || p.asksAll(chosen, n) && !full && due <= len(leases)
 	}
 	return leases, err
 }
