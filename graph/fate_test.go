@@ -23,16 +23,22 @@ import (
 
 // undisturbed lists the tests that a cut would change, with the reason. Their workers are not disturbed.
 var undisturbed = map[string]string{
-	"TestBranchDoneAgain":       "it kills its worker itself, and counts the attempts",
-	"TestZombieArrival":         "it kills its worker itself, and counts the attempts",
-	"TestUndoWhatNobodyHeardOf": "it kills its worker itself, and counts the attempts",
-	"TestUndoAfterCrash":        "it kills its worker itself, and counts the attempts",
-	"TestSecondEngine":          "it counts the attempts",
-	"TestTokenStates":           "what it looks at lasts for a moment",
-	"TestStepThatIsPaused":      "a lease that is lost while its instance is paused is not taken again",
-	"TestTriedAgain":            "it counts the attempts",
-	"TestEachKeepsItsList":      "what it is about has to happen within half a second",
-	"TestUndoInReverseOrder":    "a step that is done again is done later: the order is another one",
+	"TestBranchDoneAgain":                 "it kills its worker itself, and counts the attempts",
+	"TestZombieArrival":                   "it kills its worker itself, and counts the attempts",
+	"TestUndoWhatNobodyHeardOf":           "it kills its worker itself, and counts the attempts",
+	"TestUndoAfterCrash":                  "it kills its worker itself, and counts the attempts",
+	"TestSecondEngine":                    "it counts the attempts",
+	"TestTokenStates":                     "what it looks at lasts for a moment",
+	"TestStepThatIsPaused":                "a lease that is lost while its instance is paused is not taken again",
+	"TestTriedAgain":                      "it counts the attempts",
+	"TestEachKeepsItsList":                "what it is about has to happen within half a second",
+	"TestStepsAreCarriedOn":               "it counts the leases that are given back",
+	"TestCarriedStepKnowsWhatALeaseKnows": "it counts the calls of its handler",
+	"TestPauseStopsAChain":                "it counts the attempts",
+	"TestStopEndsAChain":                  "it counts the attempts",
+	"TestChainLetsOthersPass":             "what it is about has to happen within seconds",
+	"TestCarriedOnByALostCommit":          "it breaks the connections itself",
+	"TestUndoInReverseOrder":              "a step that is done again is done later: the order is another one",
 }
 
 const (
