@@ -325,7 +325,7 @@ var mutants = []mutant{
 		map[string]int{"dispatcher-kill": 10, "sink": 4}, []string{"I18"}, ""},
 	graph("control-of-processes", nil, map[string]int{"freeze": 4, "kill": 5, "answer-lost": 8, "sessions": 5, "deadlock": 2}),
 	graph("carried-before-the-commit", []edit{{"worker/carry.go",
-		`	case err == nil && ctx.Err() == nil:`, `	case stored:`}},
+		`	case err == nil && ctx.Err() == nil && !slices.ContainsFunc(c.Leases, isOld):`, `	case stored || slices.ContainsFunc(c.Leases, isOld):`}},
 		cuts, "I11"),
 	graph("carried-while-paused", []edit{{"graph/write_steps.go",
 		`s.due != (due{}) || i.paused ||`, `s.due != (due{}) ||`}},
