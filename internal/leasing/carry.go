@@ -1,9 +1,11 @@
 package leasing
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -66,15 +68,19 @@ type Carrier struct {
 	// Leases are what the transaction has stored. They are ours once its commit is known.
 	Leases []Lease
 
-	steps   []Step
-	terms   []Terms
-	tokens  []uuid.UUID // of the leases of steps
-	all     []uuid.UUID // each of tokens, once
-	direct  uuid.UUID   // the token of the steps that are not ahead; zero: there is none yet
-	group   uuid.UUID   // the token of the last group of those ahead
-	grouped int         // how many have it
-	sent    time.Time
+	taken   []taken
+	direct  uuid.UUID // the token of the steps that are not ahead; zero: there is none yet
+	group   uuid.UUID // the token of the last group of those ahead
+	grouped int       // how many have it
+	sent    time.Time // when the statement that stores the steps was about to be sent; zero: there is none
 	left    bool
+}
+
+// A taken step has the terms and the token of its lease.
+type taken struct {
+	Step
+	Terms
+	token uuid.UUID
 }
 
 // Take adds a step, and reports whether it did. If not, the caller stores the step as pending.
@@ -102,9 +108,8 @@ func (c *Carrier) Take(s Step) bool {
 		if *token, err = newToken(ahead); err != nil {
 			return false
 		}
-		c.all = append(c.all, *token)
 	}
-	c.steps, c.terms, c.tokens = append(c.steps, s), append(c.terms, terms), append(c.tokens, *token)
+	c.taken = append(c.taken, taken{s, terms, *token})
 	return true
 }
 
@@ -121,58 +126,57 @@ func (c *Carrier) Left() bool { return c == nil || c.left }
 // Queue queues the statement that stores the steps, if there are any, on the batch that ready returns. Their leases are in
 // Leases once its answer is read.
 func (c *Carrier) Queue(ready func() *pgx.Batch) {
-	if c == nil || len(c.steps) == 0 {
+	if c == nil || len(c.taken) == 0 {
 		return
 	}
 	c.sent = time.Now()
 	ready().Queue(`
 		SELECT token, follows, created_at, `+leaseColumns+`
 		FROM workflow_carry_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`,
-		column.Of(c.steps, func(s Step) [16]byte { return s.Token }),
-		column.Of(c.steps, func(s Step) string { return s.Type }),
-		column.Of(c.steps, func(s Step) string { return s.Node }),
-		column.Of(c.steps, func(s Step) json.RawMessage { return s.Payload }),
-		column.Of(c.steps, func(s Step) int { return s.MaxAttempts }),
-		column.Of(c.steps, func(s Step) int { return s.Priority }),
-		column.Of(c.steps, func(s Step) pgtype.Text { return pgtype.Text{String: s.Tenant, Valid: s.Tenant != ""} }),
-		column.Of(c.steps, func(s Step) json.RawMessage { return s.Metadata }),
-		column.Of(c.tokens, func(t uuid.UUID) [16]byte { return t }),
-		column.Of(c.terms, func(t Terms) float64 { return t.Length.Seconds() }),
-		column.Of(c.terms, func(t Terms) pgtype.Float8 { return pgtype.Float8{Float64: t.Timeout.Seconds(), Valid: t.Timeout > 0} }),
+		column.Of(c.taken, func(t taken) [16]byte { return t.Token }),
+		column.Of(c.taken, func(t taken) string { return t.Type }),
+		column.Of(c.taken, func(t taken) string { return t.Node }),
+		column.Of(c.taken, func(t taken) json.RawMessage { return t.Payload }),
+		column.Of(c.taken, func(t taken) int { return t.MaxAttempts }),
+		column.Of(c.taken, func(t taken) int { return t.Priority }),
+		column.Of(c.taken, func(t taken) pgtype.Text { return pgtype.Text{String: t.Tenant, Valid: t.Tenant != ""} }),
+		column.Of(c.taken, func(t taken) json.RawMessage { return t.Metadata }),
+		column.Of(c.taken, func(t taken) [16]byte { return t.token }),
+		column.Of(c.taken, func(t taken) float64 { return t.Length.Seconds() }),
+		column.Of(c.taken, func(t taken) pgtype.Float8 { return pgtype.Float8{Float64: t.Timeout.Seconds(), Valid: t.Timeout > 0} }),
 		c.Worker,
-	).Query(c.take)
+	).Query(c.answered)
 }
 
-// take reads the answer.
-func (c *Carrier) take(rows pgx.Rows) error {
-	of := make(map[uuid.UUID]int, len(c.steps)) // runs of one token are of one instance and one type
-	for i, s := range c.steps {
-		of[s.Token] = i
+// answered reads the answer.
+func (c *Carrier) answered(rows pgx.Rows) error {
+	of := make(map[uuid.UUID]*taken, len(c.taken)) // runs of one token are of one instance and one type
+	for i := range c.taken {
+		of[c.taken[i].Token] = &c.taken[i]
 	}
 	var token [16]byte
 	var follows bool
 	var created pgtype.Timestamptz
 	scanner := scanLeases(&token, &follows, &created)
-	c.Leases = make([]Lease, 0, len(c.steps))
+	c.Leases = make([]Lease, 0, len(c.taken))
 	for rows.Next() {
 		l, err := scanner.scan(rows)
 		if err != nil {
 			rows.Close()
 			return fmt.Errorf("carry steps on: %w", err)
 		}
-		i, known := of[l.Step]
-		if !known {
+		t := of[l.Step]
+		if t == nil {
 			rows.Close()
 			return errors.New("carry steps on: a trigger has moved a run to another token")
 		}
-		s, t := &c.steps[i], &c.terms[i]
 		l.Token, l.Follows, l.Enqueued, l.Taken, l.Worker = token, follows, created.Time, c.sent, c.Worker
 		l.Length, l.Timeout = t.Length, t.Timeout
 		if !strings.HasPrefix(l.Type, naming.Engine) {
-			l.Instance, l.BusinessKey, l.Node = s.Instance, s.BusinessKey, s.Node
+			l.Instance, l.BusinessKey, l.Node = t.Instance, t.BusinessKey, t.Node
 		}
-		l.Chain = Chain{s.Chain.Steps + 1, s.Chain.since}
-		if s.Chain.Steps == 0 {
+		l.Chain = Chain{t.Chain.Steps + 1, t.Chain.since}
+		if t.Chain.Steps == 0 {
 			l.Chain.since = c.sent
 		}
 		c.Leases = append(c.Leases, l)
@@ -190,9 +194,11 @@ func (c *Carrier) InDoubt(err error, d *Doubts) {
 	if c.sent.IsZero() || err != nil && (!lost(err) || errors.Is(err, pgx.ErrTxCommitRollback)) {
 		return
 	}
+	var tokens []uuid.UUID
 	var longest time.Duration
-	for _, t := range c.terms {
-		longest = max(longest, t.Length)
+	for _, t := range c.taken {
+		tokens, longest = append(tokens, t.token), max(longest, t.Length)
 	}
-	d.add(c.all, time.Now(), longest) // the server may work on the commit for as long as if it had been sent now
+	slices.SortFunc(tokens, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
+	d.add(slices.Compact(tokens), time.Now(), longest) // the server may work on the commit for as long as if it had been sent now
 }
