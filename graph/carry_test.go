@@ -33,8 +33,17 @@ func (s *site) carried() (leased, pending int) {
 
 // The settling of a step stores the next steps as leased by the same worker: the first step, those in a row, the branches
 // of a fork, and the one after a join.
+//
+// The observer is told of each lease: of those of a poll, and of those that were carried on.
 func TestStepsAreCarriedOn(t *testing.T) {
-	s := newSite(t)
+	t.Parallel()
+	s := newEmptySite(t)
+	var observed atomic.Int64
+	s.change = func(c *worker.Config) {
+		c.Observe.Polled = func(leased int, _ time.Duration, _ error) { observed.Add(int64(leased)) }
+		c.Observe.Carried = func(leased int) { observed.Add(int64(leased)) }
+	}
+	s.worker = s.hire()
 	p := s.deploy("A", step("A", "B")+","+step("B", "F")+`, "F": {"fork": ["C", "D", "E"]}, "J": {"join": "all", "to": "G"}, `+step("C", "J")+","+step("D", "J")+","+step("E", "J")+","+step("G", ""))
 	s.noted()
 	for range 10 {
@@ -45,6 +54,9 @@ func TestStepsAreCarriedOn(t *testing.T) {
 	}
 	if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_event WHERE event_type IN ('released', 'expired')`); n > 0 {
 		t.Errorf("%d leases were given back or expired", n)
+	}
+	if n := query[int64](t, s.pool, `SELECT sum(lease_no)::bigint FROM workflow_run`); n != observed.Load() {
+		t.Errorf("the observer was told of %d leases, there were %d", observed.Load(), n)
 	}
 	s.healthy()
 }

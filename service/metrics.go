@@ -133,6 +133,7 @@ func (m *metrics) observer() worker.Observer {
 				m.rows.Observe(float64(leased))
 			}
 		},
+		Carried: func(leased int) { m.leased.Add(float64(leased)) },
 		Finished: func(typ string, _ string, took time.Duration) {
 			m.handler.WithLabelValues(m.labelOf(typ)).Observe(took.Seconds())
 		},

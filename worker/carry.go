@@ -67,6 +67,9 @@ func (w *Worker) carried(ctx context.Context, c *carrier, stored bool, err error
 		if len(c.Leases) > 0 {
 			w.carrying.Store(true)
 			w.tally.leased(c.Leases)
+			if w.config.Observe.Carried != nil {
+				w.config.Observe.Carried(len(c.Leases))
+			}
 			w.start(c.Leases)
 		}
 	case stored:

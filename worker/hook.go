@@ -88,6 +88,7 @@ type Backlog struct {
 // released or elsewhere, as in the history.
 type Observer struct {
 	Polled    func(leased int, took time.Duration, err error)      // each poll
+	Carried   func(leased int)                                     // each settle transaction that has leased the next steps of processes for this worker
 	Finished  func(typ string, verdict string, took time.Duration) // each handler that returned
 	Settled   func(typ string, verdict string)                     // each outcome recorded
 	SettleRun func(batch int, took time.Duration, err error)       // each settle statement or transaction
