@@ -69,7 +69,7 @@ $q$);
 END
 $do$;
 
--- As in 0014, but for what a lease sets.
+-- As in 0014, but for what a lease sets, and for runs of processes: they are created when they are inserted, and not when the transaction begins.
 CREATE OR REPLACE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_run
     FOR EACH ROW WHEN ((
         NEW.type ~ '^[a-z0-9_-]+(\.[a-z0-9_-]+)+$' AND length(NEW.type) <= 200
@@ -82,7 +82,7 @@ CREATE OR REPLACE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_ru
              AND coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE'))
         AND coalesce(NEW.settled_token::text, NEW.settled_by) IS NULL AND NEW.finished_at IS NULL
         AND NEW.result IS NULL AND NEW.error IS NULL AND NEW.last_error IS NULL
-        AND coalesce(NEW.held_at, NEW.deleted_at) IS NULL AND NEW.delete_reason IS NULL AND NEW.created_at = now()
+        AND coalesce(NEW.held_at, NEW.deleted_at) IS NULL AND NEW.delete_reason IS NULL AND NEW.created_at BETWEEN now() AND clock_timestamp()
         AND NEW.run_at BETWEEN '2000-01-01' AND now() + interval '10 years'
         AND length(NEW.idempotency_key) BETWEEN 1 AND 200 -- null passes
         AND length(NEW.tenant_id) BETWEEN 1 AND 200

@@ -142,97 +142,22 @@ CREATE OR REPLACE VIEW process_unearned AS
     GROUP BY v.instance_id, v.token_id, v.node
     HAVING bool_or(v.unearned);
 
--- As in 0016: the node that was entered last is asked of process_history.
-CREATE OR REPLACE VIEW process_fault AS
-    SELECT u.instance_id, 'signal ' || u.signal || ' cannot be brought to ' || u.node || ' for ' || workflow_span(workflow_age(u.since)) || ': ' || u.problem
-               || coalesce(' (SQLSTATE ' || nullif(u.sqlstate, '') || ')', '') AS problem, u.fix
-    FROM process_unreachable u
-    UNION ALL -- both ends of a wait: the token is wrong where one of the instance waits there without
-    SELECT x.instance_id, 'message_wait.' || CASE WHEN o.id IS NULL THEN 'instance_id of token ' || w.token_id || ' is not that of its token' ELSE 'token_id ' || w.token_id || ' is not a token of instance ' || w.instance_id END,
-           format(CASE WHEN o.id IS NULL THEN 'UPDATE message_wait SET instance_id = %L' ELSE 'UPDATE message_wait SET token_id = %L' END || ' WHERE token_id = %L AND place = %L', coalesce(o.id, t.instance_id), w.token_id, w.place)
-    FROM message_wait w JOIN process_token t ON t.id = w.token_id AND t.instance_id <> w.instance_id
-    LEFT JOIN LATERAL (SELECT o.id FROM process_token o WHERE o.instance_id = w.instance_id AND o.node = w.node AND o.state IN ('Created', 'Ready', 'Waiting')
-                         AND NOT EXISTS (SELECT FROM message_wait m WHERE m.token_id = o.id) LIMIT 1) o ON true
-    CROSS JOIN LATERAL (VALUES (w.instance_id), (t.instance_id)) AS x (instance_id)
-    UNION ALL
-    SELECT i.id, 'process_instance.' || x.problem, format('UPDATE process_instance SET %s WHERE id = %L', x.fix, i.id)
-    FROM process_instance i
-    CROSS JOIN LATERAL (VALUES
-        (i.priority NOT BETWEEN -100 AND 100, 'priority is ' || i.priority, 'priority = 0'),
-        (length(i.tenant_id) NOT BETWEEN 1 AND 200, 'tenant_id has ' || length(i.tenant_id) || ' characters', 'tenant_id = NULL'),
-        (i.version >= 1000000000000000, 'version is ' || i.version, 'version = ' || coalesce((SELECT max(e.version) FROM process_event e WHERE e.instance_id = i.id AND e.version < 1000000000000000), 1) + 1000)
-    ) AS x (holds, problem, fix)
-    WHERE i.completed_at IS NULL AND x.holds
-      AND (i.priority NOT BETWEEN -100 AND 100 OR length(i.tenant_id) NOT BETWEEN 1 AND 200 OR i.version >= 1000000000000000)
-      AND NOT EXISTS (SELECT FROM process_unreachable u WHERE u.instance_id = i.id)
-    UNION ALL
-    SELECT i.id, 'process_token.version of ' || t.id || ' is ' || t.version, format('UPDATE process_token SET version = 1000000 WHERE id = %L', t.id)
-    FROM process_token t JOIN process_instance i ON i.id = t.instance_id
-    WHERE i.completed_at IS NULL AND t.state IN ('Created', 'Ready', 'Waiting') AND t.version >= 1000000000000000
-    UNION ALL -- the definition is another one if it does not have the node that was entered last
-    (WITH known AS MATERIALIZED (SELECT n.process_definition_id, n.node COLLATE "C" AS node FROM process_node n)
-    SELECT i.id, CASE WHEN k.known THEN 'process_token.node of ' || t.id || ' is ' || left(t.node, 100) || ', which the process does not have'
-                      ELSE 'process_instance.process_definition_id is that of another process, which does not have node ' || left(t.node, 100) END,
-           CASE WHEN k.known THEN format('UPDATE process_token SET node = %L WHERE id = %L', k.last, t.id)
-                ELSE format('UPDATE process_instance SET process_definition_id = %L WHERE id = %L',
-                            (SELECT d.id FROM process_definition d WHERE d.definition->'nodes' ? t.node ORDER BY d.version DESC, d.id LIMIT 1), i.id) END
-    FROM process_token t JOIN process_instance i ON i.id = t.instance_id
-    LEFT JOIN known n ON n.process_definition_id = i.process_definition_id AND n.node = t.node
-    CROSS JOIN LATERAL (
-        SELECT e.node AS last, EXISTS (SELECT FROM known o WHERE o.process_definition_id = i.process_definition_id AND o.node = e.node) AS known
-        FROM (SELECT (SELECT v.node FROM process_history v WHERE v.instance_id = i.id AND v.token_id = t.id AND v.event_type = 'node.entered' ORDER BY v.created_at DESC, v.place DESC, v.id DESC LIMIT 1) AS node OFFSET 0) e) k
-    WHERE i.completed_at IS NULL AND t.state IN ('Created', 'Ready', 'Waiting') AND n.node IS NULL)
-    UNION ALL
-    SELECT g.instance_id, 'each_progress.' || x.problem || ', group ' || e.group_id, format('UPDATE each_progress SET %s WHERE group_id = %L', x.fix, e.group_id)
-    FROM each_progress e JOIN parallel_group g ON g.id = e.group_id JOIN process_instance i ON i.id = g.instance_id
-    CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(e.items) WHEN 'array' THEN jsonb_array_length(e.items) END AS length) l
-    CROSS JOIN LATERAL (VALUES
-        (e.instance_id <> g.instance_id, 'instance_id is not that of its group', format('instance_id = %L', g.instance_id)),
-        (jsonb_typeof(e.items) <> 'array', 'items is no list, but a JSON ' || jsonb_typeof(e.items) || ', and what it was is written nowhere else: cancel the instance', NULL),
-        (e.total <> l.length, 'total is ' || e.total || ' of ' || l.length, 'total = jsonb_array_length(items)'),
-        (e.next <> (SELECT coalesce(max(t.item), -1) + 1 FROM process_token t WHERE t.parallel_group_id = e.group_id AND t.item <= 10000000), 'next is ' || e.next,
-         'next = ' || (SELECT coalesce(max(t.item), -1) + 1 FROM process_token t WHERE t.parallel_group_id = e.group_id AND t.item <= 10000000)),
-        (e.done <> (SELECT count(*) FROM process_token t WHERE t.parallel_group_id = e.group_id AND t.item IS NOT NULL AND t.state = 'Completed'), 'done is ' || e.done,
-         'done = ' || (SELECT count(*) FROM process_token t WHERE t.parallel_group_id = e.group_id AND t.item IS NOT NULL AND t.state = 'Completed'))
-    ) AS x (holds, problem, fix)
-    WHERE i.completed_at IS NULL AND e.over_at IS NULL AND x.holds
-    UNION ALL -- both ends of a task
-    SELECT x.instance_id, 'user_task.' || CASE WHEN o.id IS NULL THEN 'instance_id of ' || k.id || ' is not that of its token' ELSE 'token_id of ' || k.id || ' is not a token of its instance at ' || k.node END,
-           format(CASE WHEN o.id IS NULL THEN 'UPDATE user_task SET instance_id = %L' ELSE 'UPDATE user_task SET token_id = %L' END || ' WHERE id = %L', coalesce(o.id, t.instance_id), k.id)
-    FROM user_task k JOIN process_token t ON t.id = k.token_id AND (t.instance_id <> k.instance_id OR t.node <> k.node)
-    LEFT JOIN LATERAL (SELECT o.id FROM process_token o WHERE o.instance_id = k.instance_id AND o.node = k.node AND o.state = 'Waiting'
-                         AND NOT EXISTS (SELECT FROM user_task m WHERE m.token_id = o.id AND m.state = 'open') LIMIT 1) o ON true
-    CROSS JOIN LATERAL (SELECT k.instance_id UNION SELECT t.instance_id) AS x (instance_id)
-    WHERE k.state = 'open'
-    UNION ALL -- both ends of a call
-    SELECT c.parent_process_instance_id, 'process_instance.parent_token_id of ' || c.id || ' is not a token of its caller',
-           format('UPDATE process_instance SET parent_token_id = %L WHERE id = %L', o.id, c.id)
-               || CASE WHEN c.completed_at IS NOT NULL THEN format('; INSERT INTO workflow_run (token_id, type, node, payload, max_attempts) VALUES (%L, ''graph.arrive.v1'', %L, %L, 1000)', o.id, o.node,
-                                                                   jsonb_build_object('visit', o.version, 'child', c.id)) ELSE '' END
-    FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
-    JOIN process_token o ON o.instance_id = p.id AND o.state = 'Waiting' AND o.version = c.parent_visit
-    WHERE p.completed_at IS NULL AND NOT EXISTS (SELECT FROM process_token t WHERE t.id = c.parent_token_id AND t.instance_id = p.id)
-      AND NOT EXISTS (SELECT FROM process_instance b WHERE b.parent_token_id = o.id)
-    UNION ALL
-    SELECT t.instance_id, 'workflow_run.payload of timer ' || r.id || ' is ' || left(r.payload::text, 40),
-           CASE WHEN r.finished_at IS NULL THEN format('UPDATE workflow_run SET payload = %L WHERE id = %L', x.payload, r.id)
-                ELSE format('INSERT INTO workflow_run (token_id, type, node, payload, max_attempts) VALUES (%L, %L, %L, %L, 1000)', r.token_id, r.type, r.node, x.payload) END
-    FROM process_token t JOIN process_instance i ON i.id = t.instance_id JOIN workflow_run r ON r.token_id = t.id
-    CROSS JOIN LATERAL (SELECT CASE WHEN r.node ~ '/(on|race)/\d+$' THEN jsonb_build_object('at', substring(r.node FROM '(?:on|race)/\d+$')) ELSE '{}' END AS payload) x
-    WHERE i.completed_at IS NULL AND t.state = 'Waiting' AND r.type = 'graph.timer.v1' AND jsonb_typeof(r.payload) <> 'object' AND r.status <> 'cancelled'
-      AND NOT EXISTS (SELECT FROM incident d WHERE d.token_id = t.id AND d.resolved_at IS NULL) -- to retry that sets the timer anew
-      AND NOT EXISTS (SELECT FROM workflow_run o WHERE o.token_id = t.id AND o.id > r.id AND o.type = r.type AND o.node = r.node);
-
--- What the engine inserts is created when it is inserted, which is no reason to look at it more closely.
+-- As in 0016, but the node that was entered last is asked of process_history.
 DO $do$
 DECLARE
-    made text := pg_get_triggerdef((SELECT g.oid FROM pg_trigger g WHERE g.tgrelid = 'workflow_run'::regclass AND g.tgname = 'workflow_run_insert_guard'));
-    new  text := replace(replace(made, 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER'), 'new.created_at = now()', 'new.created_at >= now() AND new.created_at <= clock_timestamp()');
+    was text := pg_get_viewdef('process_fault'::regclass);
+    now text := replace(replace(was, 'process_event v', 'process_history v'), 'ORDER BY v.id DESC', 'ORDER BY v.created_at DESC, v.place DESC, v.id DESC');
 BEGIN
-    IF strpos(new, 'clock_timestamp()') = 0 OR strpos(new, 'OR REPLACE') = 0 THEN
-        RAISE EXCEPTION 'the trigger workflow_run_insert_guard is not as expected: %', made;
+    IF strpos(now, 'process_history v') = 0 OR strpos(now, 'v.place DESC') = 0 THEN
+        RAISE EXCEPTION 'the view process_fault is not that of 0016';
     END IF;
-    EXECUTE new;
+    EXECUTE 'CREATE OR REPLACE VIEW process_fault AS ' || now;
+END
+$do$;
+
+-- Who asks process_why is sent to the whole list.
+DO $do$
+BEGIN
     EXECUTE replace(pg_get_functiondef('process_why(uuid)'::regprocedure), $q$SELECT * FROM process_event WHERE instance_id = ' || quote_literal(i.id)$q$,
         $q$SELECT * FROM process_history WHERE instance_id = ' || quote_literal(i.id) || ' ORDER BY created_at, place, id'$q$);
     -- What is new is ours, in the list of 0020.
