@@ -59,7 +59,8 @@ type Carrier struct {
 	Worker string
 	Group  int // how many of the leases ahead share a token, at least 1
 
-	// Terms returns the conditions under which the worker takes a run. false: it does not.
+	// Terms returns the conditions under which the worker takes a run. false: it does not. It is called once for each type
+	// and priority.
 	Terms func(typ string, priority int) (Terms, bool)
 	// Keep keeps room for a run, so that nothing else takes it before the transaction has ended. ahead reports whether the
 	// run is leased ahead of its handler, see Begin. It may be so only if quick is set.
@@ -68,12 +69,18 @@ type Carrier struct {
 	// Leases are what the transaction has stored. They are ours once its commit is known.
 	Leases []Lease
 
+	known   map[kind]*Terms // what Terms has returned
 	taken   []taken
 	direct  uuid.UUID // the token of the steps that are not ahead; zero: there is none yet
 	group   uuid.UUID // the token of the last group of those ahead
 	grouped int       // how many have it
 	sent    time.Time // when the statement that stores the steps was about to be sent; zero: there is none
 	left    bool
+}
+
+type kind struct {
+	typ      string
+	priority int
 }
 
 // A taken step has the terms and the token of its lease.
@@ -88,8 +95,8 @@ func (c *Carrier) Take(s Step) bool {
 	if c == nil || s.Chain.Steps >= mostInChain || s.Chain.Steps > 0 && time.Since(s.Chain.since) > longestChain {
 		return false
 	}
-	terms, ok := c.Terms(s.Type, s.Priority)
-	if !ok {
+	terms := c.termsOf(s.Type, s.Priority)
+	if terms == nil {
 		return false
 	}
 	ahead, ok := c.Keep(len(s.Payload), terms.Quick)
@@ -109,8 +116,24 @@ func (c *Carrier) Take(s Step) bool {
 			return false
 		}
 	}
-	c.taken = append(c.taken, taken{s, terms, *token})
+	c.taken = append(c.taken, taken{s, *terms, *token})
 	return true
+}
+
+// termsOf returns what Terms says of runs; nil: the worker does not take them.
+func (c *Carrier) termsOf(typ string, priority int) *Terms {
+	of := kind{typ, priority}
+	terms, known := c.known[of]
+	if !known {
+		if t, ok := c.Terms(typ, priority); ok {
+			terms = &t
+		}
+		if c.known == nil {
+			c.known = map[kind]*Terms{}
+		}
+		c.known[of] = terms
+	}
+	return terms
 }
 
 // Leave notes that the transaction stores runs as pending which are due, or will be.
