@@ -10,8 +10,9 @@ import (
 // Steps are leased to begin at once while there is room, and then ahead of their handlers. Those ahead share a token in
 // groups. A chain ends after a second, and after mostInChain steps.
 func TestCarrierTakes(t *testing.T) {
-	room := 2
+	room, asked := 2, 0
 	c := &Carrier{Group: 3, Worker: "w", Terms: func(typ string, _ int) (Terms, bool) {
+		asked++
 		return Terms{Length: time.Minute, Quick: typ == "quick"}, typ != "none"
 	},
 		Keep: func(_ int, quick bool) (ahead, ok bool) {
@@ -34,6 +35,9 @@ func TestCarrierTakes(t *testing.T) {
 		if !take("quick", Chain{}) {
 			t.Error("a quick step is not taken")
 		}
+	}
+	if asked != 3 {
+		t.Errorf("terms were asked for %d times, want once for each of three types", asked)
 	}
 	if take("slow", Chain{}) {
 		t.Error("a slow step is taken without room")
