@@ -110,7 +110,10 @@ type dose struct {
 	Poison bool `json:"poison"`
 }
 
-// quick writes down that it has begun, and kills its process if its payload says so.
+// hold is the suffix of a file that keeps handlers from returning, beside the file of their starts.
+const hold = ".hold"
+
+// quick writes down that it has begun, and kills its process if its payload says so. It returns once nothing holds it.
 func quick(ctx context.Context, d dose) (string, error) {
 	starts, err := os.OpenFile(os.Getenv("STARTS"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -121,7 +124,11 @@ func quick(ctx context.Context, d dose) (string, error) {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
 	}
-	time.Sleep(time.Millisecond)
+	for held := true; held; {
+		time.Sleep(time.Millisecond)
+		_, missing := os.Stat(os.Getenv("STARTS") + hold)
+		held = missing == nil
+	}
 	return "done", errors.Join(err, starts.Close())
 }
 
