@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
@@ -110,16 +112,27 @@ func (s *site) endless(priority int) uuid.UUID {
 // No step of a paused type begins once the worker has looked, though every step before it was carried on. Nothing is
 // charged for the steps that had to wait, and the chain continues after the pause.
 func TestPauseStopsAChain(t *testing.T) {
-	s := newSite(t)
+	t.Parallel()
+	s := newEmptySite(t)
+	l := &looks{}
+	s.worker = s.hire(func(_ *mortal, c *pgxpool.Config) { c.ConnConfig.Tracer = l })
 	s.noted()
-	id := s.endless(0)
+	const chains = 5
+	for range chains {
+		s.endless(0)
+	}
 	for range 3 {
-		pgtest.Await(t, "steps to be carried on", func() bool { leased, _ := s.carried(); return leased > 20 })
+		pgtest.Await(t, "steps to be carried on", func() bool { leased, _ := s.carried(); return leased > 20*chains })
 		query[string](t, s.pool, `SELECT workflow_pause('test.', 'a test')::text`)
-		pgtest.Await(t, "the worker to look", func() bool {
+		l.await(t)
+		looked := s.count("A")
+		pgtest.Await(t, "its handlers to return", func() bool {
 			return query[bool](t, s.pool, `SELECT NOT EXISTS (SELECT FROM workflow_run WHERE status = 'leased' AND type LIKE 'test.%')`)
 		})
 		before := s.count("A")
+		if n := before - looked; n > chains { // a handler that was called may not have been counted then
+			t.Errorf("%d steps of %d chains began after the worker had looked", n, chains)
+		}
 		time.Sleep(500 * time.Millisecond)
 		if n := s.count("A") - before; n > 0 {
 			t.Fatalf("%d steps began in the pause", n)
@@ -130,7 +143,26 @@ func TestPauseStopsAChain(t *testing.T) {
 		spoil(s, `DELETE FROM noted`)
 		query[string](t, s.pool, `SELECT workflow_resume('test.')::text`)
 	}
-	s.finished(s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": "%s"}`, id)))
+}
+
+// looks counts the discoveries of a worker.
+type looks struct{ begun atomic.Int64 }
+
+func (l *looks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, "workflow_lanes_v2") {
+		l.begun.Add(1)
+	}
+	return ctx
+}
+
+func (l *looks) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// await waits until the worker has learned what a discovery has found that began after the call: the next but one has
+// begun by then.
+func (l *looks) await(t *testing.T) {
+	t.Helper()
+	before := l.begun.Load()
+	pgtest.Await(t, "the worker to look", func() bool { return l.begun.Load() >= before+2 })
 }
 
 // In a worker with one slot a chain without end leaves the slot to runs of a higher priority once it has looked, and to
