@@ -165,31 +165,6 @@ func (l *looks) await(t *testing.T) {
 	pgtest.Await(t, "the worker to look", func() bool { return l.begun.Load() >= before+2 })
 }
 
-// In a worker with one slot a chain without end leaves the slot to runs of a higher priority once it has looked, and to
-// others that were due before its next step when a second is over.
-func TestChainLetsOthersPass(t *testing.T) {
-	t.Parallel()
-	s := newEmptySite(t)
-	s.change = func(c *worker.Config) { c.Concurrency = 1 }
-	s.worker = s.hire()
-	s.noted()
-	id := s.endless(0)
-	for _, priority := range []int{50, 0, 50, 0} {
-		pgtest.Await(t, "steps to be carried on", func() bool { leased, _ := s.carried(); return leased > 20 })
-		other := query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload, priority) VALUES ('test.step.v1', '{"name": "other"}', $1) RETURNING id`, priority)
-		s.finished(other)
-		limit := 2 * time.Second
-		if priority == 0 {
-			limit = 4 * time.Second
-		}
-		if took := query[time.Duration](t, s.pool, `SELECT finished_at - created_at FROM workflow_run WHERE id = $1`, other); took > limit {
-			t.Errorf("a run of priority %d was finished after %s", priority, took)
-		}
-		spoil(s, `DELETE FROM noted`)
-	}
-	s.finished(s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": "%s"}`, id)))
-}
-
 // A worker that stops while it carries steps on leaves no lease behind, and charges nothing for what has not begun.
 func TestStopEndsAChain(t *testing.T) {
 	s := newSite(t)
