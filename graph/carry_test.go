@@ -174,7 +174,11 @@ func TestStopEndsAChain(t *testing.T) {
 	}
 	for range 4 {
 		pgtest.Await(t, "steps to be carried on", func() bool { leased, _ := s.carried(); return leased > 50 })
+		begun := time.Now()
 		s.worker.release()
+		if took := time.Since(begun); took > 5*time.Second { // its grace is twice as long
+			t.Errorf("the stop took %s: what had not begun was not given back at once", took)
+		}
 		if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE status = 'leased' OR status = 'pending' AND attempt > 0`); n > 0 {
 			t.Errorf("%d runs are leased, or charged for a start that never was", n)
 		}
