@@ -636,7 +636,7 @@ func TestPanicStaysOutOfTheLog(t *testing.T) {
 	}
 	dispatch(t, pool, func(c *dispatcher.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }, dispatcher.Target{Name: "faint", Sink: faint{}})
 	pgtest.Await(t, "the panic to be logged", func() bool { return strings.Contains(log.String(), "a sink panicked") })
-	if text := log.String(); strings.Contains(text, "4111") || !strings.Contains(text, "panic=string") || !strings.Contains(text, "stack=") {
+	if text := log.String(); strings.Contains(text, "4111 1111") || !strings.Contains(text, "panic=string") || !strings.Contains(text, "stack=") {
 		t.Error(text)
 	}
 }

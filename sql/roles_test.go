@@ -444,13 +444,13 @@ func TestRoleOperator(t *testing.T) {
 // A viewer sees the state of things, but no payloads, keys or error texts.
 func TestRoleViewer(t *testing.T) {
 	g := withRoles(t)
-	g.do(`INSERT INTO workflow_run (type, payload, idempotency_key, metadata) VALUES ('billing.x', '{"card": "4711"}', '4711', '{"a": "4711"}')`)
+	g.do(`INSERT INTO workflow_run (type, payload, idempotency_key, metadata) VALUES ('billing.x', '{"card": "tell-nobody"}', 'tell-nobody', '{"a": "tell-nobody"}')`)
 	g.failed("billing.x", "timeout", 1)
-	g.byHand(`UPDATE workflow_run SET last_error = 'card 4711', error = error || '{"message": "card 4711"}' WHERE status = 'failed'`)
+	g.byHand(`UPDATE workflow_run SET last_error = 'card tell-nobody', error = error || '{"message": "card tell-nobody"}' WHERE status = 'failed'`)
 	s := g.as("viewer")
 	s.expect("runs", s.do(`SELECT string_agg(concat_ws(' ', type, status, error_code), ', ' ORDER BY status) FROM workflow_overview`), "billing.x failed timeout, billing.x pending")
 	s.expect("failing", s.do(`SELECT concat_ws(' ', type, code, last_error) FROM workflow_failing`), "billing.x timeout (hidden)")
-	g.do(`INSERT INTO outbox_sink (name, last_error) VALUES ('s', '4711')`)
+	g.do(`INSERT INTO outbox_sink (name, last_error) VALUES ('s', 'tell-nobody')`)
 	readable := 0
 	for _, name := range strings.Fields(g.do(`SELECT string_agg(c.relname, ' ') FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('v', 'r')`)) {
 		all, err := s.try(`SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM ` + name + ` x`)
@@ -459,7 +459,7 @@ func TestRoleViewer(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		case err == nil:
 			readable++
-			if strings.Contains(all, "4711") {
+			if strings.Contains(all, "tell-nobody") {
 				t.Errorf("%s shows what is secret: %s", name, all)
 			}
 		}

@@ -237,14 +237,14 @@ func TestWordsOfTriggersStayOutOfTheLog(t *testing.T) {
 	for _, sqlstate := range []string{"XX777", "40001", "P0001", "57014"} {
 		execute(t, pool, `CREATE OR REPLACE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not %', NEW.payload USING ERRCODE = '`+sqlstate+`'; END $$;
 			CREATE OR REPLACE TRIGGER tell BEFORE UPDATE ON workflow_run FOR EACH ROW EXECUTE FUNCTION tell()`)
-		add(t, pool, run.New{Type: "test.odd.v1", Payload: map[string]string{"card": "4111"}})
+		add(t, pool, run.New{Type: "test.odd.v1", Payload: map[string]string{"card": "4111 1111"}})
 		_, stop := work(t, pool, mux, func(c *worker.Config) { c.Logger = log.logger() })
 		time.Sleep(3 * time.Second)
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
 	}
-	if text := log.String(); strings.Contains(text, "4111") || !strings.Contains(text, "XX777") || !strings.Contains(text, "40001") {
+	if text := log.String(); strings.Contains(text, "4111 1111") || !strings.Contains(text, "XX777") || !strings.Contains(text, "40001") {
 		t.Errorf("the log:\n%.3000s", text)
 	}
 }
