@@ -250,3 +250,45 @@ func (u *unanswered) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// A counter counts what is sent to the server: queries and batches, each of which is a round trip.
+type counter struct{ queries, batches, commits atomic.Int64 }
+
+func (c *counter) TraceQueryStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	switch {
+	case data.SQL == "commit":
+		c.commits.Add(1)
+	case strings.HasPrefix(data.SQL, "begin isolation"), conn.PgConn().TxStatus() == 'T' && !strings.Contains(data.SQL, "pg_relation_size") && data.SQL != "DISCARD PLANS":
+		c.queries.Add(1)
+	}
+	return ctx
+}
+
+func (c *counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (c *counter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	c.batches.Add(1)
+	return ctx
+}
+
+func (c *counter) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (c *counter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// Settling a step, and storing the next one, takes three round trips: what is read and settled, what is written, and the
+// commit. The start takes one more, for the instance. Ten times a second a look whether plans are still good takes one.
+func TestRoundTrips(t *testing.T) {
+	t.Parallel()
+	s := newEmptySite(t)
+	c := &counter{}
+	s.worker = s.hire(func(_ *mortal, config *pgxpool.Config) { config.ConnConfig.Tracer = c })
+	const steps = 20
+	nodes := step("n0", "")
+	for n := 1; n < steps; n++ {
+		nodes += "," + step(fmt.Sprintf("n%d", n), fmt.Sprintf("n%d", n-1))
+	}
+	s.status(s.start(s.deploy(fmt.Sprintf("n%d", steps-1), nodes), `{}`), graph.Completed)
+	await(t, "the last commit", func() bool { return c.commits.Load() == steps+1 })
+	if q, b := c.queries.Load(), c.batches.Load(); q > 0 || b != 2*(steps+1)+1 {
+		t.Errorf("%d steps and their start took %d queries and %d batches besides commits; want 0 and %d", steps, q, b, 2*(steps+1)+1)
+	}
+}

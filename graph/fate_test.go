@@ -36,6 +36,7 @@ var undisturbed = map[string]string{
 	"TestCarriedStepKnowsWhatALeaseKnows": "it counts the calls of its handler",
 	"TestPauseStopsAChain":                "it counts the attempts",
 	"TestStopEndsAChain":                  "it counts the attempts",
+	"TestRoundTrips":                      "it counts what is sent",
 	"TestCarriedOnByALostCommit":          "it breaks the connections itself",
 	"TestUndoInReverseOrder":              "a step that is done again is done later: the order is another one",
 }
@@ -133,19 +134,17 @@ func (s *site) doom(m *mortal, c *pgxpool.Config) {
 	}
 }
 
-// A doomed connection breaks within a transaction, before a statement is sent or before its answer is read.
+// A doomed connection breaks within a transaction, before something is sent or before its answer is read.
 type doomed struct {
 	net.Conn
 	strikes func() bool
 
-	inside, last, asked bool
+	inside bool // a transaction is open
 }
 
 var errCut = errors.New("the connection was cut")
 
 func (d *doomed) Write(p []byte) (int, error) {
-	d.inside = d.inside || bytes.Contains(p, []byte("begin"))
-	d.last, d.asked = bytes.Contains(p, []byte("commit\x00")) || bytes.Contains(p, []byte("rollback\x00")), true
 	if d.inside && d.strikes() {
 		_ = d.Close()
 		return 0, errCut
@@ -155,16 +154,21 @@ func (d *doomed) Write(p []byte) (int, error) {
 
 func (d *doomed) Read(p []byte) (int, error) {
 	n, err := d.Conn.Read(p)
-	if err != nil || !d.asked || !d.inside {
-		return n, err
+	at := bytes.LastIndex(p[:n], readyForQuery)
+	if err != nil || at < 0 || at+len(readyForQuery) != n-1 {
+		return n, err // not the end of an answer
 	}
-	d.asked, d.inside = false, !d.last
-	if d.strikes() {
+	was := d.inside
+	d.inside = p[n-1] != 'I'
+	if (was || d.inside) && d.strikes() {
 		_ = d.Close()
 		return 0, errCut
 	}
 	return n, nil
 }
+
+// readyForQuery is the message that ends an answer. A byte follows that says whether a transaction is open, or I.
+var readyForQuery = []byte{'Z', 0, 0, 0, 5}
 
 // await calls pgtest.Await.
 func await(t testing.TB, what string, cond func() bool) {

@@ -2,6 +2,7 @@ package graph_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,6 +43,16 @@ func (l *loser) TraceQueryStart(ctx context.Context, conn *pgx.Conn, data pgx.Tr
 }
 
 func (l *loser) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (l *loser) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	if slices.ContainsFunc(data.Batch.QueuedQueries, func(q *pgx.QueuedQuery) bool { return strings.Contains(q.SQL, l.words) }) {
+		l.inside.Store(conn, true)
+	}
+	return ctx
+}
+
+func (l *loser) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (l *loser) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // If the commit is lost after process_signal_v1 has answered that all tokens were reached, the signal is delivered
 // again, and the result of its run counts what was committed.

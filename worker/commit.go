@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,7 +64,11 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outc
 		return lost, true, err
 	}
 	recorded, carrier := false, w.carry(batch)
-	err = w.transact(ctx, bounded(limit, idle), func(tx pgx.Tx) error {
+	transact := w.transactAtOnce
+	if effects {
+		transact = w.transact
+	}
+	err = transact(ctx, bounded(limit, idle), func(tx pgx.Tx) error {
 		lost, err = w.record(ctx, tx, batch, outcomes, carrier.leases())
 		recorded = err == nil
 		return err
@@ -76,10 +81,10 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outc
 	return lost, again || carrier.leases().Left(), err
 }
 
-// transact calls f in a transaction, and commits unless f returns an error. It rolls back even after ctx has
+// transact calls f in a transaction that start begins, and commits unless f returns an error. It rolls back even after ctx has
 // ended, because a connection left inside a transaction could only be closed.
-func (w *Worker) transact(ctx context.Context, options pgx.TxOptions, f func(pgx.Tx) error) error {
-	tx, err := w.db.BeginTx(ctx, options)
+func (w *Worker) transact(ctx context.Context, start []string, f func(pgx.Tx) error) error {
+	tx, err := w.db.BeginTx(ctx, pgx.TxOptions{BeginQuery: strings.Join(start, "; ")})
 	if err != nil {
 		return err
 	}
@@ -106,13 +111,16 @@ func (w *Worker) concerned(batch []*job) bool {
 	return false
 }
 
-// bounded returns options under which the server ends the transaction when this process no longer can. A
+// bounded returns statements that begin a transaction which the server ends when this process no longer can. A
 // process frozen inside a transaction would keep its rows locked, and nobody could take its leases back. The
 // transaction is READ COMMITTED whatever the default, because after a wait for a lock it must see what the
 // holder of the lock has written.
-func bounded(statement, idle time.Duration) pgx.TxOptions {
-	return pgx.TxOptions{BeginQuery: fmt.Sprintf(`begin isolation level read committed; SET LOCAL statement_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d; SET LOCAL lock_timeout = %d`,
-		statement.Milliseconds(), idle.Milliseconds(), min(lockTimeout, statement/2).Milliseconds())}
+func bounded(statement, idle time.Duration) []string {
+	set := func(name string, limit time.Duration) string {
+		return fmt.Sprintf(`SET LOCAL %s = %d`, name, limit.Milliseconds())
+	}
+	return []string{`begin isolation level read committed`,
+		set("statement_timeout", statement), set("idle_in_transaction_session_timeout", idle), set("lock_timeout", min(lockTimeout, statement/2))}
 }
 
 // record runs the steps of a settle transaction: what hooks queue, the settling, effects, what hooks do after
