@@ -22,6 +22,7 @@ import (
 func broken(t *testing.T, how func(context.Context) error) (s *site, mend func()) {
 	var mended atomic.Bool
 	s = newEmptySite(t)
+	s.fate.spare() // an attempt that a dead worker had would have another error
 	worker.Handle(s.mux, "test.broken.v1", func(ctx context.Context, in map[string]any) (map[string]any, error) {
 		s.called(ctx, "broken")
 		if mended.Load() {
