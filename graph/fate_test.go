@@ -39,6 +39,7 @@ var undisturbed = map[string]string{
 	"TestStopEndsAChain":                  "it counts the attempts",
 	"TestCodesOfIncidents":                "it counts the attempts",
 	"TestEdgesTakeTechnicalErrors":        "it counts the attempts",
+	"TestThrowWaitsForCalled":             "what it is about has to happen within a second",
 	"TestTerminate":                       "what it is about has to happen within half a second",
 	"TestRoundTrips":                      "it counts what is sent",
 	"TestCarriedOnByALostCommit":          "it breaks the connections itself",
@@ -55,6 +56,8 @@ var immortal = map[string]bool{
 	"TestInstanceThatRefuses":          true,
 	"TestTokenThatIsGone":              true,
 	"TestRefusedSignalsLeaveSlots":     true,
+	"TestRetryOfWhatIsKept":            true,
+	"TestHistory":                      true,
 }
 
 const (
