@@ -39,6 +39,8 @@ var undisturbed = map[string]string{
 	"TestStopEndsAChain":                  "it counts the attempts",
 	"TestCodesOfIncidents":                "it counts the attempts",
 	"TestEdgesTakeTechnicalErrors":        "it counts the attempts",
+	"TestFailure":                         "what it is about has to happen within half a second",
+	"TestUndoWhatWasRunning":              "what it is about has to happen within a second",
 	"TestThrowWaitsForCalled":             "what it is about has to happen within a second",
 	"TestTerminate":                       "what it is about has to happen within half a second",
 	"TestRoundTrips":                      "it counts what is sent",
