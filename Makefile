@@ -75,7 +75,7 @@ test-newest: ## what the schema and its functions are tested by, and some of the
 test-rabbitmq: ## the AMQP sink against a RabbitMQ of its own; needs the package rabbitmq-server; half a minute
 	$(GO) test -race -count=1 -tags rabbitmq ./cmd/dispatcher/amqp
 
-graph-mortal: postgres ## the tests of processes again, with workers that are cut off while they move them; SEED=n repeats; three minutes
+graph-mortal: postgres ## the tests of processes again, with workers that are cut off while they move them; SEED=n repeats; eight minutes
 	GRAPH_MORTAL=$(or $(SEED),$(shell date +%s)) $(GO) test ./graph -count=1 -parallel 6 -skip '^(TestRandom|TestCore|TestCutOffAtEachStatement)$$'
 
 graph-statements: postgres ## a worker is cut off at each statement that moves a process, one after the other; ten minutes
