@@ -81,13 +81,18 @@ func (w *Worker) commit(ctx context.Context, batch []*job) (lost []settling.Outc
 	return lost, again || carrier.leases().Left(), err
 }
 
-// transact calls f in a transaction that start begins, and commits unless f returns an error. It rolls back even after ctx has
-// ended, because a connection left inside a transaction could only be closed.
+// transact calls f in a transaction that start begins, and commits unless f returns an error.
 func (w *Worker) transact(ctx context.Context, start []string, f func(pgx.Tx) error) error {
 	tx, err := w.db.BeginTx(ctx, pgx.TxOptions{BeginQuery: strings.Join(start, "; ")})
 	if err != nil {
 		return err
 	}
+	return finish(ctx, tx, f)
+}
+
+// finish calls f in a transaction, and ends that. It rolls back even after ctx has ended, because a connection left
+// inside a transaction could only be closed.
+func finish(ctx context.Context, tx pgx.Tx, f func(pgx.Tx) error) error {
 	defer func() {
 		call, done := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 		defer done()

@@ -27,15 +27,7 @@ func (w *Worker) transactAtOnce(ctx context.Context, start []string, f func(pgx.
 	for _, statement := range start {
 		t.start.Queue(statement)
 	}
-	defer func() {
-		call, done := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-		defer done()
-		_ = t.Rollback(call) // does nothing after a commit
-	}()
-	if err := f(t); err != nil {
-		return err
-	}
-	return t.Commit(ctx)
+	return finish(ctx, t, f)
 }
 
 // begin begins the transaction unless it has begun.
