@@ -287,7 +287,7 @@ func TestRoundTrips(t *testing.T) {
 		nodes += "," + step(fmt.Sprintf("n%d", n), fmt.Sprintf("n%d", n-1))
 	}
 	s.status(s.start(s.deploy(fmt.Sprintf("n%d", steps-1), nodes), `{}`), graph.Completed)
-	await(t, "the last commit", func() bool { return c.commits.Load() == steps+1 })
+	await(t, "the last commit", func() bool { return c.commits.Load() >= steps+1 })
 	if q, b := c.queries.Load(), c.batches.Load(); q > 0 || b != 2*(steps+1)+1 {
 		t.Errorf("%d steps and their start took %d queries and %d batches besides commits; want 0 and %d", steps, q, b, 2*(steps+1)+1)
 	}
