@@ -123,6 +123,32 @@ func TestStepThatIsPaused(t *testing.T) {
 	s.healthy()
 }
 
+// The row of an instance is inserted as its first token leaves it. It stays as it is while a token goes from step to step,
+// and changes once more at the end.
+func TestStepsLeaveTheInstanceAlone(t *testing.T) {
+	s := newSite(t)
+	goOn := make(chan struct{})
+	s.happens = func(name string, _ int) {
+		if name == "C" {
+			<-goOn
+		}
+	}
+	id := s.start(s.deploy("A", step("A", "B")+","+step("B", "C")+","+step("C", "")), `{}`)
+	s.begun("C", 1)
+	row := func() string {
+		return query[string](t, s.pool, `SELECT concat_ws(' ', status, version, live_tokens, ready_tokens, updated_at = created_at, started_at IS NOT NULL) FROM process_instance WHERE id = $1`, id)
+	}
+	if got := row(); got != "IN_PROGRESS 1 1 1 t t" {
+		t.Errorf("at the third step, the row is %q", got)
+	}
+	close(goOn)
+	s.status(id, graph.Completed)
+	if got := row(); !strings.HasPrefix(got, "COMPLETED 2 0 0 f") {
+		t.Errorf("in the end, the row is %q", got)
+	}
+	s.healthy()
+}
+
 // S28: cancelling an instance that is compensating fails with the code conflict and changes nothing.
 func TestCancelIsRefused(t *testing.T) {
 	s := newSite(t)

@@ -39,6 +39,8 @@ type instance struct {
 	key      string          // the business key; empty: none
 	chain    leasing.Chain   // the longest that a run of the batch belongs to
 	version  int64           // of the row as it was read
+	read     columns         // of the row as it was read or inserted
+	fresh    bool            // this batch has inserted the row
 	trace    json.RawMessage // metadata for its runs, which continues the trace of its start; nil: no trace
 	paused   bool
 	input    json.RawMessage
@@ -78,6 +80,26 @@ func newInstance() *instance {
 	return &instance{facts: facts{steps: map[string]any{}, spent: new(uint64)}, unfit: map[string]error{}, joins: map[joinKey]*joining{}, debts: map[*token]uuid.UUID{}}
 }
 
+// columns are those of an instance's row that decisions change. The others go with a status.
+type columns struct {
+	status, ending                  status
+	endingReason                    string
+	live, ready, joining, incidents int
+}
+
+func (i *instance) columns() columns {
+	return columns{i.status, i.ending, i.endingReason, i.live, i.ready, i.joining, i.incidents}
+}
+
+// inserted returns the columns with which an instance that has begun is inserted. If it is over already, or has begun to
+// undo, it is inserted as it was before, because its row needs the columns that go with that as well.
+func (i *instance) inserted() columns {
+	if i.status.final() || i.ending != "" {
+		return columns{status: statusCreated}
+	}
+	return i.columns()
+}
+
 // changes collects what the decisions of a batch have changed. The writer writes all of it at the end of the batch, so
 // a later decision may still drop what an earlier one has added.
 type changes struct {
@@ -102,6 +124,7 @@ type changes struct {
 	restart   runRef   // the run that restarted the failed instance after as this one; zero: none did
 	after     uuid.UUID
 	events    []event
+	stored    []event   // those of events that no run reports, and unheeded ones: see unreported
 	successes []success // runs of do nodes that this batch has settled as succeeded
 	history   []transition
 	ended     bool     // all live tokens that are not in tokens end, with their runs

@@ -119,6 +119,7 @@ func (s *scene) takeInstances(rows pgx.Rows) error {
 		if parent.Valid && visit != nil {
 			i.parent = &parentRef{parent.UUID, *visit}
 		}
+		i.read = i.columns()
 		s.instances[i.id], s.definitions[i] = i, definition
 		return i, err
 	})

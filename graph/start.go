@@ -22,6 +22,7 @@ type birth struct {
 	started  Started
 	metadata []byte
 	from     *legacy // what it takes over from the failed instance that it continues; nil: it continues none
+	begun    *instance
 }
 
 // start inserts the instances of a batch and places their first tokens. An instance that exists already is not changed,
@@ -40,6 +41,11 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 	if err != nil {
 		return err
 	}
+	for k := range births {
+		if err := s.bring(&births[k], processes[births[k].started.Definition]); err != nil {
+			return err
+		}
+	}
 	fresh, err := insertInstances(ctx, tx, births)
 	if err != nil {
 		return fmt.Errorf("insert %d process instances: %w", len(births), err)
@@ -50,8 +56,12 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 		switch {
 		case isFresh:
 			delete(fresh, b.started.Instance) // if two starts of the batch have one id, the first makes the instance
-			if err := s.bring(b, processes[b.started.Definition], trace); err != nil {
-				return err
+			i := b.begun
+			s.instances[i.id], i.trace, i.read, i.fresh = i, trace, i.inserted(), true
+			if i.from != nil {
+				if err := i.inherit(); err != nil {
+					return &leasing.SettleError{Run: b.run, Err: err}
+				}
 			}
 		case b.from != nil:
 			return &leasing.SettleError{Run: b.run, Err: restarted(b.started)}
@@ -96,10 +106,9 @@ func (s *scene) allBirths(ctx context.Context, tx *transaction, batch, restarts 
 	return births, nil
 }
 
-// bring places the first token of an instance that was just inserted.
-func (s *scene) bring(b birth, process *Process, trace json.RawMessage) error {
+// bring begins the instance of a birth. So the row of the instance is inserted with what its first token has made of it.
+func (s *scene) bring(b *birth, process *Process) error {
 	i := newInstance()
-	i.trace = trace
 	i.id, i.process, i.status, i.priority, i.tenant, i.input = b.started.Instance, process, statusCreated, b.asked.Priority, b.asked.Tenant, b.asked.Input
 	i.key = b.asked.Key
 	if p := b.asked.Parent; p != nil {
@@ -108,19 +117,11 @@ func (s *scene) bring(b birth, process *Process, trace json.RawMessage) error {
 			i.changes.events = append(i.changes.events, event{name: "instance.paused", data: map[string]any{"with": p.Instance}})
 		}
 	}
-	s.instances[i.id] = i
-	if b.from == nil {
-		return i.begin()
+	if i.from = b.from; i.from != nil {
+		i.changes.restart, i.changes.after = b.run, i.from.of
 	}
-	i.from = b.from
-	i.changes.restart, i.changes.after = b.run, i.from.of
-	if err := i.begin(); err != nil {
-		return err
-	}
-	if err := i.inherit(); err != nil {
-		return &leasing.SettleError{Run: b.run, Err: err}
-	}
-	return nil
+	b.begun = i
+	return i.begin()
 }
 
 // refuse compares the starts in again with the existing instances that have their ids. It returns an error that names
@@ -233,7 +234,7 @@ func (b birth) sameCall(other birth) bool {
 		b.asked.Parent.Token == other.asked.Parent.Token && b.asked.Parent.Visit == other.asked.Parent.Visit
 }
 
-// insertInstances inserts the instances of births that do not exist. It returns the ids of those it inserted, each with
+// insertInstances inserts the instances of births that do not exist, begun. It returns the ids of those it inserted, each with
 // the trace metadata for the runs of the instance.
 func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[uuid.UUID]json.RawMessage, error) {
 	n := len(births)
@@ -243,9 +244,13 @@ func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[
 	inputs, metadata := make([]json.RawMessage, n), make([][]byte, n)
 	parents, tokens := make([]uuid.NullUUID, n), make([]uuid.NullUUID, n)
 	visits, lends := make([]*int64, n), make([]bool, n)
+	status := make([]string, n)
+	live, ready, joining, incidents := make([]int, n), make([]int, n), make([]int, n), make([]int, n)
 	for k, b := range births {
 		ids[k], definitions[k], keys[k], tenants[k] = b.started.Instance, b.started.Definition, b.asked.Key, b.asked.Tenant
 		priorities[k], inputs[k], metadata[k] = b.asked.Priority, b.asked.Input, b.metadata
+		first := b.begun.inserted()
+		status[k], live[k], ready[k], joining[k], incidents[k] = string(first.status), first.live, first.ready, first.joining, first.incidents
 		if p := b.asked.Parent; p != nil {
 			parents[k], tokens[k] = uuid.NullUUID{UUID: p.Instance, Valid: true}, uuid.NullUUID{UUID: p.Token, Valid: true}
 			visits[k], depths[k], lends[k] = &p.Visit, p.Depth, p.Undo
@@ -261,14 +266,18 @@ func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[
 		return err
 	}, `
 		INSERT INTO process_instance (id, process_definition_id, business_key, tenant_id, priority, input_payload, metadata,
-		                              parent_process_instance_id, parent_token_id, parent_visit, depth, undone_with_parent, paused_at)
+		                              parent_process_instance_id, parent_token_id, parent_visit, depth, undone_with_parent, paused_at,
+		                              status, live_tokens, ready_tokens, joining_tokens, open_incidents, started_at)
 		SELECT id, definition, nullif(key, ''), nullif(tenant, ''), priority, input, coalesce(metadata, '{}'), parent, token, visit, depth, lends,
-		       (SELECT p.paused_at FROM process_instance p WHERE p.id = n.parent) -- which is locked
-		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::jsonb[], $8::uuid[], $9::uuid[], $10::bigint[], $11::int[], $12::boolean[])
-		  WITH ORDINALITY AS n (id, definition, key, tenant, priority, input, metadata, parent, token, visit, depth, lends, place)
+		       (SELECT p.paused_at FROM process_instance p WHERE p.id = n.parent), -- which is locked
+		       status, live, ready, joining, incidents, CASE WHEN status <> 'CREATED' THEN statement_timestamp() END
+		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::jsonb[], $8::uuid[], $9::uuid[], $10::bigint[], $11::int[], $12::boolean[],
+		            $13::text[], $14::int[], $15::int[], $16::int[], $17::int[])
+		  WITH ORDINALITY AS n (id, definition, key, tenant, priority, input, metadata, parent, token, visit, depth, lends, status, live, ready, joining, incidents, place)
 		WHERE NOT EXISTS (SELECT FROM process_instance c WHERE c.parent_token_id = n.token AND c.parent_visit = n.visit AND c.id <> n.id)
 		ORDER BY place
 		ON CONFLICT (id) DO NOTHING
-		RETURNING id, process_trace(metadata)`, ids, definitions, keys, tenants, priorities, inputs, metadata, parents, tokens, visits, depths, lends)
+		RETURNING id, process_trace(metadata)`, ids, definitions, keys, tenants, priorities, inputs, metadata, parents, tokens, visits, depths, lends,
+		status, live, ready, joining, incidents)
 	return fresh, inserting.send(ctx)
 }

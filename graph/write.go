@@ -125,8 +125,23 @@ func name(i *instance) (err error) {
 	return err
 }
 
-// instances updates the rows of instances.
+// instances updates the rows of instances. A row stays as it is if neither a column of it nor a stored event shows what
+// has happened: if a token went from one step to the next, for example. The row is locked all the same. Each version has
+// the events of one transaction.
 func (w *writer) instances(all []*instance) {
+	var moved []*instance
+	for _, i := range all {
+		i.changes.stored = unreported(i)
+		if i.columns() != i.read || len(i.changes.stored) > 0 && !i.fresh {
+			moved = append(moved, i)
+		}
+	}
+	if len(moved) > 0 {
+		w.update(moved)
+	}
+}
+
+func (w *writer) update(all []*instance) {
 	n := len(all)
 	ids, status := make([]uuid.UUID, n), make([]string, n)
 	live, ready, joining, incidents := make([]int, n), make([]int, n), make([]int, n), make([]int, n)

@@ -123,7 +123,7 @@ func (w *writer) events(all []*instance) {
 	if w.copies != "" {
 		w.store(w.copies, all, func(i *instance) []event { return i.changes.events })
 	}
-	w.store("process_event", all, unreported)
+	w.store("process_event", all, func(i *instance) []event { return i.changes.stored })
 }
 
 // unheeded is the event of a run that has succeeded without completing its node: the token had left the node in the same
