@@ -397,7 +397,7 @@ func (s *jobs) busyLocked(now time.Time) (n int) {
 
 // spaceLocked returns the space if busy is the result of busyLocked.
 func (s *jobs) spaceLocked(now time.Time, busy int) space {
-	limit := min(int(s.pace.rate(now)*horizon.Seconds()), mostAhead)
+	limit := min(int(s.pace.rate(now, len(s.working) == 0)*horizon.Seconds()), mostAhead)
 	outcomes := len(s.byID) - len(s.working) - s.waiting - s.charged - min(s.parked, s.slots)
 	tooMany := max(outcomes-max(s.slots, limit), 0)
 	taken := s.charged + s.promised.direct + tooMany + busy
@@ -474,18 +474,28 @@ func (s *jobs) endsSoon(j *job, now time.Time) bool {
 	return -horizon <= left && left <= horizon
 }
 
-// pace measures how many handlers return in a second.
+// pace measures how many handlers return in a second, while there are any.
 type pace struct {
 	since        time.Time
 	n            int
 	last, before float64
+	rests        time.Time // when it was first asked since the last handler returned; zero: one has returned
 }
 
 // paceSpan is over which time is counted.
 const paceSpan = 25 * time.Millisecond
 
-// rate returns the greater of the last two measurements.
-func (p *pace) rate(now time.Time) float64 {
+// rate returns the greater of the last two measurements. If no handler runs, time does not count, for as long as a run may
+// wait in line: the outcomes of all of them are being recorded, perhaps, and the steps that they lead to need room.
+func (p *pace) rate(now time.Time, idle bool) float64 {
+	switch {
+	case !idle || p.n > 0:
+		p.rests = time.Time{}
+	case p.rests.IsZero():
+		p.rests, p.since = now, now
+	case now.Sub(p.rests) < longestWait:
+		p.since = now
+	}
 	if d := now.Sub(p.since); d >= paceSpan {
 		p.before, p.last = p.last, float64(p.n)/d.Seconds()
 		p.since, p.n = now, 0

@@ -317,14 +317,39 @@ func TestPace(t *testing.T) {
 	start := time.Now()
 	p := pace{since: start}
 	p.n = 250
-	if r := p.rate(start.Add(paceSpan)); r != 10_000 {
+	if r := p.rate(start.Add(paceSpan), false); r != 10_000 {
 		t.Errorf("rate %g, want 10,000", r)
 	}
-	if r := p.rate(start.Add(2 * paceSpan)); r != 10_000 {
+	if r := p.rate(start.Add(2*paceSpan), false); r != 10_000 {
 		t.Errorf("rate %g after a span without any, want 10,000 still", r)
 	}
-	if r := p.rate(start.Add(3 * paceSpan)); r != 0 {
+	if r := p.rate(start.Add(3*paceSpan), false); r != 0 {
 		t.Errorf("rate %g after two, want 0", r)
+	}
+}
+
+// While no handler runs, the pace stays what it was, until a run may not wait any longer.
+func TestPaceRests(t *testing.T) {
+	start := time.Now()
+	p := pace{since: start}
+	p.n = 250
+	for at := paceSpan; at < longestWait; at += paceSpan {
+		if r := p.rate(start.Add(at), true); r != 10_000 {
+			t.Fatalf("rate %g after %s without a handler, want 10,000 still", r, at-paceSpan)
+		}
+	}
+	p.n = 5
+	if r := p.rate(start.Add(longestWait+paceSpan), false); r < 10_000 {
+		t.Errorf("rate %g, want 10,000: the time without handlers counts", r)
+	}
+	if r := p.rate(start.Add(longestWait+2*paceSpan), false); r > 1000 || r < 100 {
+		t.Errorf("rate %g, want that of the 5 handlers", r)
+	}
+	for at := longestWait; at < 2*longestWait+4*paceSpan; at += paceSpan {
+		p.rate(start.Add(longestWait+at), true)
+	}
+	if r := p.rate(start.Add(3*longestWait+5*paceSpan), true); r != 0 {
+		t.Errorf("rate %g in the end, want 0", r)
 	}
 }
 
