@@ -24,9 +24,10 @@ import (
 type Engine struct {
 	pool *pgxpool.Pool
 
-	mu    sync.Mutex
-	known map[uuid.UUID]*Process
-	named map[processName]lookup // by name, as find last found it
+	mu     sync.Mutex
+	known  map[uuid.UUID]*Process
+	named  map[processName]lookup        // by name, as find last found it
+	asking map[processName]chan struct{} // those that are being looked up; closed once they are not
 
 	copies string // see writer.copies
 
@@ -40,7 +41,7 @@ const unprepared = pgx.QueryExecModeCacheDescribe
 // New returns an engine whose handlers read through pool. The pool may connect through a pooler, even if its config
 // enables prepared statements: the engine does not use them there.
 func New(pool *pgxpool.Pool) *Engine {
-	return &Engine{pool: pool, known: map[uuid.UUID]*Process{}, named: map[processName]lookup{}}
+	return &Engine{pool: pool, known: map[uuid.UUID]*Process{}, named: map[processName]lookup{}, asking: map[processName]chan struct{}{}}
 }
 
 // Parts returns the parts of the engine that package worker calls: see worker.Config.Processes.
@@ -71,15 +72,9 @@ type lookup struct {
 // database's clock, or later. If there is none, the error is permanent. So of many starts that were leased together,
 // one asks the database.
 func (e *Engine) find(ctx context.Context, name string, version int, since time.Time) (*Process, error) {
-	key := processName{name, version}
-	e.mu.Lock()
-	last := e.named[key]
-	e.mu.Unlock()
-	if !last.at.After(since) || time.Since(last.seen) > time.Second {
-		var err error
-		if last, err = e.lookUp(ctx, key); err != nil {
-			return nil, err
-		}
+	last, err := e.latest(ctx, processName{name, version}, since)
+	if err != nil {
+		return nil, err
 	}
 	found, err := e.processes(ctx, e.pool, []uuid.UUID{last.id})
 	if err != nil {
@@ -88,8 +83,41 @@ func (e *Engine) find(ctx context.Context, name string, version int, since time.
 	return found[last.id], nil
 }
 
-// lookUp asks the database which process has a name, and remembers the answer.
+// latest returns what is remembered, if it is new enough, or asks. While one asks, the others wait for his answer.
+func (e *Engine) latest(ctx context.Context, key processName, since time.Time) (lookup, error) {
+	for {
+		e.mu.Lock()
+		last, asking := e.named[key], e.asking[key]
+		fresh := last.at.After(since) && time.Since(last.seen) <= time.Second
+		if !fresh && asking == nil {
+			e.asking[key] = make(chan struct{})
+		}
+		e.mu.Unlock()
+		switch {
+		case fresh:
+			return last, nil
+		case asking == nil:
+			return e.lookUp(ctx, key)
+		}
+		select {
+		case <-asking:
+		case <-ctx.Done():
+			return lookup{}, fmt.Errorf("find process: %w", ctx.Err())
+		}
+	}
+}
+
+// lookUp asks the database which process has a name, and remembers the answer. It ends what latest has noted.
 func (e *Engine) lookUp(ctx context.Context, key processName) (found lookup, err error) {
+	defer func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if err == nil {
+			e.named[key] = found
+		}
+		close(e.asking[key])
+		delete(e.asking, key)
+	}()
 	found.seen = time.Now()
 	err = e.pool.QueryRow(ctx, `
 		SELECT id, statement_timestamp()
@@ -107,9 +135,6 @@ func (e *Engine) lookUp(ctx context.Context, key processName) (found lookup, err
 	if err != nil {
 		return found, fmt.Errorf("find process: %w", err)
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.named[key] = found
 	return found, nil
 }
 

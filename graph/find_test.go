@@ -1,10 +1,17 @@
 package graph
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 	"github.com/simple-workflow/simple-workflow/run"
 )
@@ -50,3 +57,68 @@ func TestFoundByName(t *testing.T) {
 		t.Errorf("a process that is not deployed: %v, want a permanent error", err)
 	}
 }
+
+// Of starts that look for a process at the same moment, one asks the database. Whoever waits for his answer can give up,
+// and asks himself if there is none.
+func TestFoundByNameOnce(t *testing.T) {
+	config, err := pgxpool.ParseConfig(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := &lookups{}
+	config.ConnConfig.Tracer = asked
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	e := New(pool)
+	d, err := Parse([]byte(`{"process": "p", "version": 1, "start": "a", "nodes": {"a": {"end": true}}}`))
+	if err == nil {
+		_, err = Deploy(t.Context(), pool, d)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var since time.Time
+	if err := pool.QueryRow(t.Context(), `SELECT clock_timestamp()`).Scan(&since); err != nil {
+		t.Fatal(err)
+	}
+	all := func(name string) {
+		var looking sync.WaitGroup
+		for range 20 {
+			looking.Go(func() {
+				if p, err := e.find(t.Context(), name, 0, since); (p == nil) != (name == "q") || name == "q" && !run.IsPermanent(err) {
+					t.Errorf("%s: %v, %v", name, p, err)
+				}
+			})
+		}
+		looking.Wait()
+	}
+	all("p")
+	if n := asked.n.Load(); n != 1 {
+		t.Errorf("the database was asked %d times, want once", n)
+	}
+	all("q")
+	if n := asked.n.Load(); n != 21 {
+		t.Errorf("%d of 20 asked for what is not deployed, want all", n-1)
+	}
+	e.asking[processName{"r", 0}] = make(chan struct{})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := e.find(ctx, "r", 0, since); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("whoever gives up has %v", err)
+	}
+}
+
+// lookups counts how often the database is asked for a process by name.
+type lookups struct{ n atomic.Int32 }
+
+func (l *lookups) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(q.SQL, "FROM process_definition\n\t\tWHERE name = $1") {
+		l.n.Add(1)
+	}
+	return ctx
+}
+
+func (l *lookups) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
