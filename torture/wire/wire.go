@@ -167,49 +167,76 @@ type session struct {
 	lost *Event // if set, answers are dropped; this is what is known about the cut
 }
 
-// questions passes on what the client sends, message by message, until the connection ends.
+// questions passes on what the client sends, until the connection ends. What belongs together, up to a Sync, is sent at
+// once, so that a statement is either sent as a whole or not at all.
 func (s *session) questions() {
 	from := bufio.NewReader(s.client)
 	if passStartup(from, s.server) != nil {
 		return
 	}
-	var text string // of the current statement
-	executed := false
+	prepared := map[string]string{} // by name, "" among them; a client may execute a statement long after its Parse
+	var unit []byte
+	var bound string
+	var texts []string // of the statements that are executed in the unit
 	for {
 		kind, message, err := read(from)
 		if err != nil {
 			return
 		}
+		unit = append(unit, message...)
 		switch kind {
 		case 'P':
-			_, query, _ := bytes.Cut(message[5:], []byte{0})
-			text = string(query)
+			name, rest, _ := bytes.Cut(message[5:], []byte{0})
+			query, _, _ := bytes.Cut(rest, []byte{0})
+			prepared[string(name)] = string(query)
+		case 'B':
+			_, rest, _ := bytes.Cut(message[5:], []byte{0}) // after the name of the portal
+			name, _, _ := bytes.Cut(rest, []byte{0})
+			bound = prepared[string(name)]
 		case 'E':
-			executed = true
+			texts = append(texts, bound)
 		case 'Q':
-			text, executed = string(message[5:]), true
+			texts = append(texts, string(message[5:]))
 		}
-		ends := kind == 'Q' || kind == 'S' // a Sync ends what Parse, Bind and Execute have begun
-		// In a transaction, only its end commits.
-		if name := nameOf(text); ends && executed && name != "" && (name == "commit" || !s.within.Load()) {
-			if cut, ok := s.proxy.take(); ok {
-				event := Event{At: time.Now(), Cut: cut, Statement: name}
-				if cut == NeverSent {
-					s.proxy.record(event)
-					return
+		if strings.ContainsRune("PBDEC", rune(kind)) { // Parse, Bind, Describe, Execute and Close: a Sync or Flush follows
+			continue
+		}
+		if kind == 'Q' || kind == 'S' {
+			if name := commits(texts, s.within.Load()); name != "" {
+				if cut, ok := s.proxy.take(); ok {
+					event := Event{At: time.Now(), Cut: cut, Statement: name}
+					if cut == NeverSent {
+						s.proxy.record(event)
+						return
+					}
+					s.mu.Lock()
+					s.lost = &event
+					s.mu.Unlock()
 				}
-				s.mu.Lock()
-				s.lost = &event
-				s.mu.Unlock()
 			}
+			texts = nil
 		}
-		if ends {
-			text, executed = "", false
-		}
-		if _, err := s.server.Write(message); err != nil {
+		if _, err := s.server.Write(unit); err != nil {
 			return
 		}
+		unit = unit[:0]
 	}
+}
+
+// commits returns the name of what is committed with these statements, see nameOf, or "". In a transaction, only its end
+// commits.
+func commits(texts []string, within bool) (name string) {
+	for _, text := range texts {
+		switch n := nameOf(text); {
+		case strings.HasPrefix(text, "begin"):
+			within, name = true, ""
+		case n == "commit":
+			within, name = false, n
+		case n != "" && !within:
+			name = n
+		}
+	}
+	return name
 }
 
 // answers passes on what the server sends. If the answer is to be lost, it reads the answer to its end, so that the

@@ -74,3 +74,72 @@ func TestCuts(t *testing.T) {
 		t.Errorf("afterwards: %v, %d rows; want 2", err, count(0))
 	}
 }
+
+// A statement that was prepared in an earlier round trip is known by its name. One in a transaction that begins in the
+// same round trip is not taken for a commit.
+func TestCutsOfPrepared(t *testing.T) {
+	server, err := pgserver.Start(t.Context(), pgserver.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	events := make(chan wire.Event, 1)
+	proxy, err := wire.Listen(net.JoinHostPort("127.0.0.1", strconv.Itoa(server.Port())), func(e wire.Event) { events <- e })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(proxy.Close)
+	const enqueue = `INSERT INTO workflow_run VALUES ($1)`
+	control, err := pgx.Connect(t.Context(), server.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = control.Close(context.Background()) })
+	if _, err := control.Exec(t.Context(), `CREATE TABLE workflow_run (x int)`); err != nil {
+		t.Fatal(err)
+	}
+	count := func() (n int) {
+		if err := control.QueryRow(t.Context(), `SELECT count(*) FROM workflow_run`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for _, test := range []struct {
+		cut  wire.Cut
+		want int
+	}{{wire.AnswerLost, 1}, {wire.NeverSent, 0}} {
+		conn, err := pgx.Connect(t.Context(), "postgres://postgres@"+proxy.Addr()+"/postgres?sslmode=disable")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Exec(t.Context(), enqueue, 1); err != nil {
+			t.Fatal(err)
+		}
+		proxy.Arm(test.cut, 1)
+		batch := &pgx.Batch{}
+		batch.Queue(`begin`)
+		batch.Queue(enqueue, 2)
+		if err := conn.SendBatch(t.Context(), batch).Close(); err != nil || !proxy.Armed(test.cut) {
+			t.Fatalf("%s: a transaction that begins: %v, cut: %v", test.cut, err, !proxy.Armed(test.cut))
+		}
+		proxy.Disarm()
+		if _, err := conn.Exec(t.Context(), `rollback`); err != nil {
+			t.Fatal(err)
+		}
+		before := count()
+		proxy.Arm(test.cut, 1)
+		if _, err := conn.Exec(t.Context(), enqueue, 3); err == nil {
+			t.Errorf("%s: the client saw no error", test.cut)
+		}
+		if proxy.Armed(test.cut) {
+			t.Fatalf("%s: nothing was cut", test.cut)
+		}
+		if e := <-events; e.Statement != "enqueue" || e.Committed != (test.want == 1) {
+			t.Errorf("%s: event %+v", test.cut, e)
+		}
+		if n := count() - before; n != test.want {
+			t.Errorf("%s: %d rows were stored, want %d", test.cut, n, test.want)
+		}
+		_ = conn.Close(context.Background())
+	}
+}
