@@ -83,41 +83,47 @@ func (e *Engine) find(ctx context.Context, name string, version int, since time.
 	return found[last.id], nil
 }
 
-// latest returns what is remembered, if it is new enough, or asks. While one asks, the others wait for his answer.
+// latest returns what is remembered, if it is new enough, or asks. While one asks, the others wait for his answer. Whoever
+// has waited in vain, or for a second, asks as well.
 func (e *Engine) latest(ctx context.Context, key processName, since time.Time) (lookup, error) {
-	for {
-		e.mu.Lock()
-		last, asking := e.named[key], e.asking[key]
-		fresh := last.at.After(since) && time.Since(last.seen) <= time.Second
-		if !fresh && asking == nil {
-			e.asking[key] = make(chan struct{})
-		}
-		e.mu.Unlock()
-		switch {
-		case fresh:
-			return last, nil
-		case asking == nil:
-			return e.lookUp(ctx, key)
-		}
+	e.mu.Lock()
+	last, asking := e.named[key], e.asking[key]
+	fresh := last.at.After(since) && time.Since(last.seen) <= time.Second
+	if !fresh && asking == nil {
+		asked := make(chan struct{})
+		e.asking[key] = asked
+		defer func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			delete(e.asking, key)
+			close(asked)
+		}()
+	}
+	e.mu.Unlock()
+	if fresh {
+		return last, nil
+	}
+	if asking != nil {
+		enough := time.NewTimer(time.Second)
+		defer enough.Stop()
 		select {
 		case <-asking:
+		case <-enough.C:
 		case <-ctx.Done():
 			return lookup{}, fmt.Errorf("find process: %w", ctx.Err())
 		}
+		e.mu.Lock()
+		last = e.named[key]
+		e.mu.Unlock()
+		if last.at.After(since) { // however long the answer took
+			return last, nil
+		}
 	}
+	return e.lookUp(ctx, key)
 }
 
-// lookUp asks the database which process has a name, and remembers the answer. It ends what latest has noted.
+// lookUp asks the database which process has a name, and remembers the answer.
 func (e *Engine) lookUp(ctx context.Context, key processName) (found lookup, err error) {
-	defer func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if err == nil {
-			e.named[key] = found
-		}
-		close(e.asking[key])
-		delete(e.asking, key)
-	}()
 	found.seen = time.Now()
 	err = e.pool.QueryRow(ctx, `
 		SELECT id, statement_timestamp()
@@ -135,6 +141,9 @@ func (e *Engine) lookUp(ctx context.Context, key processName) (found lookup, err
 	if err != nil {
 		return found, fmt.Errorf("find process: %w", err)
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.named[key] = found
 	return found, nil
 }
 

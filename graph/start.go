@@ -41,8 +41,12 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 	if err != nil {
 		return err
 	}
-	for k := range births {
-		if err := s.bring(&births[k], processes[births[k].started.Definition]); err != nil {
+	for k, b := range births {
+		process := processes[b.started.Definition]
+		if process == nil {
+			return &leasing.SettleError{Run: b.run, Err: run.Permanent(fmt.Errorf("process: %.100q version %d was deleted while this start was under way; start it again", b.asked.Process, b.started.Version))}
+		}
+		if err := s.bring(&births[k], process); err != nil {
 			return err
 		}
 	}

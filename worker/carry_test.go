@@ -132,7 +132,7 @@ func TestRoomForSteps(t *testing.T) {
 // highest priority of its runs, whatever their order.
 func TestQuickStepsDoNotPass(t *testing.T) {
 	c := newCrowd(8)
-	c.s.pace.last, c.s.pace.since = 10_000, time.Now().Add(time.Hour)
+	c.s.pace.last, c.s.pace.since, c.s.pace.returned = 10_000, time.Now().Add(time.Hour), time.Now()
 	var p promise
 	if ahead, ok := c.s.keep(&p, 1, true); !ok || ahead {
 		t.Error("a step does not begin at once although nothing waits")

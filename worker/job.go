@@ -295,7 +295,7 @@ func (s *jobs) returned(j *job) (left bool) {
 	defer s.mu.Unlock()
 	j.done, j.doneAt = true, time.Now()
 	if j.slotted {
-		s.pace.n++
+		s.pace.n, s.pace.returned = s.pace.n+1, j.doneAt
 		s.kindOf(j.entry).took(j.doneAt.Sub(j.began))
 		s.vacate(j)
 	}

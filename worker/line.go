@@ -479,22 +479,24 @@ type pace struct {
 	since        time.Time
 	n            int
 	last, before float64
-	rests        time.Time // when it was first asked since the last handler returned; zero: one has returned
+	returned     time.Time // when the last of them did
 }
 
-// paceSpan is over which time is counted.
-const paceSpan = 25 * time.Millisecond
+const (
+	// paceSpan is over which time is counted.
+	paceSpan = 25 * time.Millisecond
+	// paceRests is for how long the pace stays what it was while no handler runs. The outcomes of all of them are being
+	// recorded, perhaps, and the steps that they lead to need room.
+	paceRests = 250 * time.Millisecond
+)
 
-// rate returns the greater of the last two measurements. If no handler runs, time does not count, for as long as a run may
-// wait in line: the outcomes of all of them are being recorded, perhaps, and the steps that they lead to need room.
+// rate returns the greater of the last two measurements. idle: no handler runs.
 func (p *pace) rate(now time.Time, idle bool) float64 {
-	switch {
-	case !idle || p.n > 0:
-		p.rests = time.Time{}
-	case p.rests.IsZero():
-		p.rests, p.since = now, now
-	case now.Sub(p.rests) < longestWait:
+	if idle && p.n == 0 {
 		p.since = now
+		if now.Sub(p.returned) > paceRests {
+			p.last, p.before = 0, 0
+		}
 	}
 	if d := now.Sub(p.since); d >= paceSpan {
 		p.before, p.last = p.last, float64(p.n)/d.Seconds()

@@ -278,7 +278,7 @@ func TestSpaceAhead(t *testing.T) {
 	if n := c.s.space().ahead; n != 0 {
 		t.Errorf("%d ahead before any handler has returned", n)
 	}
-	pace := func(rate float64) { c.s.pace.last, c.s.pace.since = rate, time.Now().Add(time.Hour) }
+	pace := func(rate float64) { c.s.pace.last, c.s.pace.since, c.s.pace.returned = rate, time.Now().Add(time.Hour), time.Now() }
 	pace(10_000)
 	if n := c.s.space().ahead; n != 500 {
 		t.Errorf("%d ahead at 10,000 a second, want 500", n)
@@ -328,28 +328,22 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// While no handler runs, the pace stays what it was, until a run may not wait any longer.
+// While no handler runs, the pace stays what it was for a while, and then it is nothing.
 func TestPaceRests(t *testing.T) {
 	start := time.Now()
-	p := pace{since: start}
+	p := pace{since: start, returned: start}
 	p.n = 250
-	for at := paceSpan; at < longestWait; at += paceSpan {
+	for at := paceSpan; at <= paceRests; at += paceSpan {
 		if r := p.rate(start.Add(at), true); r != 10_000 {
-			t.Fatalf("rate %g after %s without a handler, want 10,000 still", r, at-paceSpan)
+			t.Fatalf("rate %g %s after the last handler, want 10,000 still", r, at)
 		}
 	}
-	p.n = 5
-	if r := p.rate(start.Add(longestWait+paceSpan), false); r < 10_000 {
-		t.Errorf("rate %g, want 10,000: the time without handlers counts", r)
-	}
-	if r := p.rate(start.Add(longestWait+2*paceSpan), false); r > 1000 || r < 100 {
-		t.Errorf("rate %g, want that of the 5 handlers", r)
-	}
-	for at := longestWait; at < 2*longestWait+4*paceSpan; at += paceSpan {
-		p.rate(start.Add(longestWait+at), true)
-	}
-	if r := p.rate(start.Add(3*longestWait+5*paceSpan), true); r != 0 {
+	if r := p.rate(start.Add(paceRests+1), true); r != 0 {
 		t.Errorf("rate %g in the end, want 0", r)
+	}
+	p.n, p.returned = 250, start.Add(paceRests+paceSpan)
+	if r := p.rate(start.Add(paceRests+paceSpan+1), true); r < 9_999 || r > 10_000 {
+		t.Errorf("rate %g, want that of the last span, without the time before it", r)
 	}
 }
 
