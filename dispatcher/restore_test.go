@@ -212,6 +212,26 @@ func TestRestoreOfDataAlone(t *testing.T) {
 	}
 }
 
+// soon executes a statement, again if it takes a minute: a slot is created once all transactions that are under way have
+// ended, and once the server has noted that.
+func soon(t *testing.T, pool *pgxpool.Pool, do string) (err error) {
+	t.Helper()
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		_, err = pool.Exec(ctx, do)
+		cancel()
+		if err == nil || ctx.Err() == nil {
+			return err
+		}
+		var sessions string
+		if err := pool.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', pid, state, wait_event, backend_xid, left(query, 60)), E'\n') FROM pg_stat_activity`).Scan(&sessions); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %v; the sessions:\n%s", do, err, sessions)
+	}
+	return err
+}
+
 // In a promoted copy by logical replication, outbox_set_right_v1 advances the sequence, which was not replicated, and
 // all events are delivered in order.
 func TestPromotedLogicalCopy(t *testing.T) {
@@ -227,7 +247,7 @@ func TestPromotedLogicalCopy(t *testing.T) {
 		{old, `SELECT pg_create_logical_replication_slot('outbox', 'pgoutput')`},
 		{mirror, `CREATE SUBSCRIPTION outbox CONNECTION '` + server.URL("old") + `' PUBLICATION outbox WITH (slot_name = outbox, create_slot = false)`},
 	} {
-		if _, err := step.on.Exec(t.Context(), step.do); err != nil {
+		if err := soon(t, step.on, step.do); err != nil {
 			t.Fatalf("%s: %v", step.do, err)
 		}
 	}

@@ -7,8 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
+
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
@@ -147,6 +150,44 @@ func TestStepsLeaveTheInstanceAlone(t *testing.T) {
 		t.Errorf("in the end, the row is %q", got)
 	}
 	s.healthy()
+}
+
+// A pause or a correction in a REPEATABLE READ transaction fails if a token has moved since its snapshot, although the row of
+// the instance has not changed. Tried again, it takes effect.
+func TestOldSnapshots(t *testing.T) {
+	for name, act := range map[string]string{"pause": `SELECT process_pause($1)`, "correct": `SELECT process_correct($1, 'A', '{"n": 2}', 'by test')`} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			goOn := make(chan struct{})
+			s.happens = func(name string, _ int) {
+				if name == "A" {
+					<-goOn
+				}
+			}
+			id := s.start(s.deploy("A", step("A", "B")+`,"B": {"do": "elsewhere.step.v1"}`), `{}`)
+			s.begun("A", 1)
+			try := func(between func()) error {
+				return pgx.BeginTxFunc(t.Context(), s.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+					if _, err := tx.Exec(t.Context(), `SELECT count(*) FROM workflow_run`); err != nil {
+						t.Fatal(err)
+					}
+					between()
+					_, err := tx.Exec(t.Context(), act, id)
+					return err
+				})
+			}
+			err := try(func() {
+				close(goOn)
+				await(t, "B to be due", func() bool { return query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE node = 'B'`) == 1 })
+			})
+			if fault.State(err) != pgerrcode.SerializationFailure {
+				t.Errorf("%s: %v, want a serialization failure", act, err)
+			}
+			if err := try(func() {}); err != nil {
+				t.Errorf("%s, tried again: %v", act, err)
+			}
+		})
+	}
 }
 
 // S28: cancelling an instance that is compensating fails with the code conflict and changes nothing.
