@@ -278,7 +278,9 @@ func TestSpaceAhead(t *testing.T) {
 	if n := c.s.space().ahead; n != 0 {
 		t.Errorf("%d ahead before any handler has returned", n)
 	}
-	pace := func(rate float64) { c.s.pace.last, c.s.pace.since, c.s.pace.returned = rate, time.Now().Add(time.Hour), time.Now() }
+	pace := func(rate float64) {
+		c.s.pace.last, c.s.pace.since, c.s.pace.returned = rate, time.Now().Add(time.Hour), time.Now()
+	}
 	pace(10_000)
 	if n := c.s.space().ahead; n != 500 {
 		t.Errorf("%d ahead at 10,000 a second, want 500", n)
