@@ -38,9 +38,8 @@ type instance struct {
 	tenant   string          // empty: none
 	key      string          // the business key; empty: none
 	chain    leasing.Chain   // the longest that a run of the batch belongs to
-	version  int64           // of the row as it was read
+	version  int64           // of the row as it was read; 0: this batch has inserted it
 	read     columns         // of the row as it was read or inserted
-	fresh    bool            // this batch has inserted the row
 	trace    json.RawMessage // metadata for its runs, which continues the trace of its start; nil: no trace
 	paused   bool
 	input    json.RawMessage

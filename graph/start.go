@@ -22,7 +22,7 @@ type birth struct {
 	started  Started
 	metadata []byte
 	from     *legacy // what it takes over from the failed instance that it continues; nil: it continues none
-	begun    *instance
+	begun    *instance // what becomes of it: see bring
 }
 
 // start inserts the instances of a batch and places their first tokens. An instance that exists already is not changed,
@@ -61,7 +61,7 @@ func (s *scene) start(ctx context.Context, tx *transaction, e *Engine, batch, re
 		case isFresh:
 			delete(fresh, b.started.Instance) // if two starts of the batch have one id, the first makes the instance
 			i := b.begun
-			s.instances[i.id], i.trace, i.read, i.fresh = i, trace, i.inserted(), true
+			s.instances[i.id], i.trace, i.read = i, trace, i.inserted()
 			if i.from != nil {
 				if err := i.inherit(); err != nil {
 					return &leasing.SettleError{Run: b.run, Err: err}
@@ -238,8 +238,8 @@ func (b birth) sameCall(other birth) bool {
 		b.asked.Parent.Token == other.asked.Parent.Token && b.asked.Parent.Visit == other.asked.Parent.Visit
 }
 
-// insertInstances inserts the instances of births that do not exist, begun. It returns the ids of those it inserted, each with
-// the trace metadata for the runs of the instance.
+// insertInstances inserts the instances of births that do not exist, each as its first token has left it. It returns the
+// ids of those it inserted, each with the trace metadata for the runs of the instance.
 func insertInstances(ctx context.Context, tx *transaction, births []birth) (map[uuid.UUID]json.RawMessage, error) {
 	n := len(births)
 	ids, definitions := make([]uuid.UUID, n), make([]uuid.UUID, n)

@@ -81,6 +81,9 @@ func (w *writer) changes(ctx context.Context, changed []*instance) error {
 	if err != nil {
 		return err
 	}
+	for _, i := range changed {
+		i.changes.stored = unreported(i)
+	}
 	w.plan(keptPlans)
 	w.do(atWork)
 	w.instances(changed)
@@ -129,19 +132,12 @@ func name(i *instance) (err error) {
 // has happened: if a token went from one step to the next, for example. The row is locked all the same. Each version has
 // the events of one transaction.
 func (w *writer) instances(all []*instance) {
-	var moved []*instance
-	for _, i := range all {
-		i.changes.stored = unreported(i)
-		if i.columns() != i.read || len(i.changes.stored) > 0 && !i.fresh {
-			moved = append(moved, i)
-		}
+	all = filter(all, func(i *instance) bool {
+		return i.columns() != i.read || len(i.changes.stored) > 0 && i.version > 0
+	})
+	if len(all) == 0 {
+		return
 	}
-	if len(moved) > 0 {
-		w.update(moved)
-	}
-}
-
-func (w *writer) update(all []*instance) {
 	n := len(all)
 	ids, status := make([]uuid.UUID, n), make([]string, n)
 	live, ready, joining, incidents := make([]int, n), make([]int, n), make([]int, n), make([]int, n)
