@@ -7,14 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
-	"github.com/simple-workflow/simple-workflow/internal/fault"
-
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/simple-workflow/simple-workflow/graph"
+	"github.com/simple-workflow/simple-workflow/internal/fault"
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 

@@ -21,7 +21,7 @@ type birth struct {
 	asked    startPayload
 	started  Started
 	metadata []byte
-	from     *legacy // what it takes over from the failed instance that it continues; nil: it continues none
+	from     *legacy   // what it takes over from the failed instance that it continues; nil: it continues none
 	begun    *instance // what becomes of it: see bring
 }
 
