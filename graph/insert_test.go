@@ -75,10 +75,13 @@ func TestInsertedBeforeItStarts(t *testing.T) {
 		t.Errorf("%s has nothing that moves it", got)
 	}
 	s.enqueue("graph.cancel.v1", fmt.Sprintf(`{"instance": %q}`, lost))
+	ended := make(chan struct{})
+	s.happens = func(string, int) { <-ended } // or the step of the cancelled one may succeed before the cancel comes
 	s.hire()
-	for id, want := range map[uuid.UUID]graph.Status{cancelled: graph.Cancelled, twice: graph.Completed, lost: graph.Cancelled} {
-		s.status(id, want)
-	}
+	s.status(cancelled, graph.Cancelled)
+	s.status(lost, graph.Cancelled)
+	close(ended)
+	s.status(twice, graph.Completed)
 	if got := s.outcome(again); got != "succeeded v1" {
 		t.Errorf("the start with its id: %s", got)
 	}
@@ -90,10 +93,8 @@ func TestInsertedBeforeItStarts(t *testing.T) {
 	})
 	s.resume(paused)
 	s.status(paused, graph.Completed)
-	for _, id := range []uuid.UUID{paused, twice} { // the step of the cancelled one may have begun before the cancel came
-		if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_run r JOIN process_token k ON k.id = r.token_id WHERE k.instance_id = $1 AND r.type = 'test.step.v1' AND r.status = 'succeeded'`, id); n != 1 {
-			t.Errorf("%d steps of %s, want 1", n, id)
-		}
+	if n := query[int](t, s.pool, `SELECT count(*) FROM workflow_run WHERE type = 'test.step.v1' AND status = 'succeeded'`); n != 2 {
+		t.Errorf("%d steps, want 2", n)
 	}
 	s.healthy()
 }
