@@ -202,17 +202,8 @@ func (s *session) questions() {
 			continue
 		}
 		if kind == 'Q' || kind == 'S' {
-			if name := commits(texts, s.within.Load()); name != "" {
-				if cut, ok := s.proxy.take(); ok {
-					event := Event{At: time.Now(), Cut: cut, Statement: name}
-					if cut == NeverSent {
-						s.proxy.record(event)
-						return
-					}
-					s.mu.Lock()
-					s.lost = &event
-					s.mu.Unlock()
-				}
+			if s.cut(commits(texts, s.within.Load())) {
+				return
 			}
 			texts = nil
 		}
@@ -221,6 +212,27 @@ func (s *session) questions() {
 		}
 		unit = unit[:0]
 	}
+}
+
+// cut uses up a cut, if one is armed, for what is about to be committed; "": nothing. It reports whether the commit must not
+// be sent.
+func (s *session) cut(name string) (never bool) {
+	if name == "" {
+		return false
+	}
+	cut, armed := s.proxy.take()
+	if !armed {
+		return false
+	}
+	event := Event{At: time.Now(), Cut: cut, Statement: name}
+	if cut == NeverSent {
+		s.proxy.record(event)
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lost = &event
+	return false
 }
 
 // commits returns the name of what is committed with these statements, see nameOf, or "". In a transaction, only its end

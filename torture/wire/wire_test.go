@@ -12,9 +12,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/torture/wire"
 )
 
-// A cut connection is an error for the client. The event says what the server has done: everything if the answer was
-// lost, nothing if the commit was never sent. Before and after, the proxy passes everything on.
-func TestCuts(t *testing.T) {
+// proxied returns a server, a proxy to it, and the events of the proxy.
+func proxied(t *testing.T) (*pgserver.Server, *wire.Proxy, <-chan wire.Event) {
+	t.Helper()
 	server, err := pgserver.Start(t.Context(), pgserver.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -26,6 +26,13 @@ func TestCuts(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(proxy.Close)
+	return server, proxy, events
+}
+
+// A cut connection is an error for the client. The event says what the server has done: everything if the answer was
+// lost, nothing if the commit was never sent. Before and after, the proxy passes everything on.
+func TestCuts(t *testing.T) {
+	server, proxy, events := proxied(t)
 	insert := func(x int) error {
 		conn, err := pgx.Connect(t.Context(), "postgres://postgres@"+proxy.Addr()+"/postgres?sslmode=disable")
 		if err != nil {
@@ -78,17 +85,7 @@ func TestCuts(t *testing.T) {
 // A statement that was prepared in an earlier round trip is known by its name. One in a transaction that begins in the
 // same round trip is not taken for a commit.
 func TestCutsOfPrepared(t *testing.T) {
-	server, err := pgserver.Start(t.Context(), pgserver.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	events := make(chan wire.Event, 1)
-	proxy, err := wire.Listen(net.JoinHostPort("127.0.0.1", strconv.Itoa(server.Port())), func(e wire.Event) { events <- e })
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(proxy.Close)
+	server, proxy, events := proxied(t)
 	const enqueue = `INSERT INTO workflow_run VALUES ($1)`
 	control, err := pgx.Connect(t.Context(), server.URL("postgres"))
 	if err != nil {
