@@ -290,6 +290,24 @@ func TestStuck(t *testing.T) {
 	}
 }
 
+// What nothing moves is stuck since a token of it last moved, if that was after its row last changed, and for a minute it is
+// not listed.
+func TestStuckSinceATokenMoved(t *testing.T) {
+	s := newSite(t)
+	lost := s.start(s.deploy("M", `"M": {"await": {"message": "paid", "key": "'k'"}}`), `{}`)
+	s.at("M", 1)
+	pgtest.ByHand(t, s.pool, `DELETE FROM message_wait WHERE instance_id = $1`, lost)
+	pgtest.ByHand(t, s.pool, `UPDATE process_instance SET updated_at = now() - interval '1 hour' WHERE id = $1`, lost)
+	const stuck = `SELECT coalesce((SELECT round(extract(epoch FROM now() - since) / 60)::text FROM process_stuck), 'not listed')`
+	if got := query[string](t, s.pool, stuck); got != "not listed" {
+		t.Errorf("a token has just moved; stuck for %s minutes", got)
+	}
+	pgtest.ByHand(t, s.pool, `UPDATE process_token SET updated_at = now() - interval '5 minutes' WHERE instance_id = $1`, lost)
+	if got := query[string](t, s.pool, stuck); got != "5" {
+		t.Errorf("a token moved 5 minutes ago; stuck for %s", got)
+	}
+}
+
 // process_duration has the average duration of completed instances by process and version.
 func TestDuration(t *testing.T) {
 	s := newSite(t)
