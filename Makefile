@@ -40,6 +40,8 @@ help: ## this list
 demo: postgres ## real work and a hundred processes by eight workers, two of them killed: half a minute
 	$(GO) build -o $(BIN)/demo ./examples/demo && exec $(BIN)/demo
 
+# Without it each program under the race detector, and each binary of tests, sleeps a second before it ends.
+test: export GORACE ?= atexit_sleep_ms=0
 test: postgres ## the tests, with the race detector, against a real PostgreSQL; no root needed
 	@[ -n "$(RACE)" ] || echo "The tests go without the race detector, which needs a C compiler."
 	$(GO) test $(RACE) -timeout 30m $(ALL)
