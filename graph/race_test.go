@@ -13,7 +13,7 @@ import (
 )
 
 // races is how many instances race.
-const races = 1000
+var races = large(4000)
 
 // newCrowdedSite returns a site with four workers that lease a few runs at a time, so that several workers settle runs
 // of one instance at once.
