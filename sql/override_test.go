@@ -50,9 +50,13 @@ func TestOverride(t *testing.T) {
 func TestSettingsGrantNothing(t *testing.T) {
 	g := withRoles(t)
 	o := g.as("operator")
-	for _, setting := range []string{`workflow.advance = 'on'`, `workflow.retry = 'on'`, `workflow.audit = 'self'`, `workflow.audit = 'off'`} {
+	g.do(`GRANT UPDATE (attempt) ON workflow_run TO ` + g.named + `_operator`)
+	for _, setting := range []string{`workflow.advance = 'on'`, `workflow.transition = 'on'`, `workflow.retry = 'on'`, `workflow.audit = 'self'`, `workflow.audit = 'off'`} {
 		id := g.do(`INSERT INTO workflow_run (type) VALUES ('media.x') RETURNING id`)
-		o.do(`SET ` + setting + `; UPDATE workflow_run SET held_at = now() WHERE id = '` + id + `'; RESET ALL`)
+		o.do(`SET ` + setting)
+		o.do(`UPDATE workflow_run SET held_at = now() WHERE id = '` + id + `'`)
+		o.refused(`UPDATE workflow_run SET attempt = 2 WHERE id = '`+id+`'`, "23514", "raise max_attempts", "attempt goes from 0 to 2")
+		o.do(`RESET ALL`)
 		g.expect(setting+": history", g.events(id), "created held")
 	}
 }

@@ -28,7 +28,7 @@ func (s *session) step() (instance, id string) {
 func TestStatementIsRecorded(t *testing.T) {
 	g := withRoles(t)
 	o := g.as("operator")
-	for _, setting := range []string{`workflow.advance = 'on'`, `workflow.audit = 'self'`, `workflow.audit = 'off'`, `workflow.retry = 'on'`} {
+	for _, setting := range []string{`workflow.advance = 'on'`, `workflow.transition = 'on'`, `workflow.audit = 'self'`, `workflow.audit = 'off'`, `workflow.retry = 'on'`} {
 		plain := g.enqueue()
 		instance, step := g.step()
 		o.do(`SET ` + setting)

@@ -82,6 +82,7 @@ CREATE TABLE t.must AS
         ('deadlock or serialization failure repeated', (SELECT sum(n)::bigint FROM t.said WHERE what = 'deadlock')),
         ('run failed because it killed its process', (SELECT count(*) FROM workflow_run WHERE status = 'failed' AND error->>'code' = 'lease_expired')),
         ('worker handed its runs back', (SELECT count(*) FROM t.ending WHERE status = 'pending' AND by_holder AND attempt < attempt_was)),
+        ('step carried on', (SELECT count(*) FROM t.transition s JOIN t.transition l ON l.run = s.run AND l.begun = s.begun WHERE s.was IS NULL AND l.was = 'pending' AND l.status = 'leased')),
         ('lease ahead taken back that had not begun', (SELECT count(*) FROM t.ending WHERE unbegun)),
         ('worker gave up a lease it could not extend', (SELECT sum(n)::bigint FROM t.said WHERE what = 'lease given up')),
         ('enqueue unknown, and done', (SELECT count(*) FROM t.ledger WHERE kind = 'cut' AND line->>'statement' = 'enqueue' AND (line->>'committed')::boolean)),
