@@ -38,7 +38,7 @@ func TestFaults(t *testing.T) {
 			`UPDATE process_token SET node = 'nowhere' WHERE instance_id = '$i'`, "process_token.node", `graph.message.v1 {"name": "paid", "key": "$k"}`},
 		{"version", `"W": {"await": {"message": "paid", "key": "input.k"}, "to": "A"},` + step("A", ""),
 			`UPDATE process_instance SET version = 9223372036854775807 WHERE id = '$i'`, "process_instance.version", `graph.message.v1 {"name": "paid", "key": "$k"}`},
-		{"timer", `"W": {"wait": "PT1H", "to": "A"},` + step("A", ""), `UPDATE workflow_run SET payload = '[]' WHERE token_id = (SELECT id FROM process_token WHERE instance_id = '$i')`, "payload", "elapse"},
+		{"timer", `"W": {"wait": "PT1H", "to": "A"},` + step("A", ""), `UPDATE workflow_run SET payload = '[]' WHERE token_id = (SELECT id FROM process_token WHERE instance_id = '$i')`, "incident payload_invalid at W ", "elapse"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSite(t)
