@@ -263,7 +263,8 @@ func (s *session) undone(statement string) error {
 }
 
 // A statement that leases, settles or inserts a single run spends most of its time on the conditions of triggers and CHECKs,
-// which PostgreSQL parses anew for each statement: five microseconds for each 1,000 characters.
+// which PostgreSQL parses anew for each statement: five microseconds for each 1,000 characters. PostgreSQL 18 writes them
+// with 8 % more than 15.
 func TestConditionsAreShort(t *testing.T) {
 	s, _ := psql(t)
 	for name, c := range map[string]struct {
@@ -271,9 +272,9 @@ func TestConditionsAreShort(t *testing.T) {
 		columns string
 		most    int
 	}{
-		"lease":  {16, "{status, lease_token, leased_by, lease_no, attempt, alone, started_at, updated_at, lease_until, deadline_at}", 28_500},
-		"settle": {16, "{status, result, suspect, finished_at, settled_token, settled_by, updated_at, lease_token, lease_until, leased_by, deadline_at}", 30_500},
-		"insert": {4, "{}", 39_000},
+		"lease":  {16, "{status, lease_token, leased_by, lease_no, attempt, alone, started_at, updated_at, lease_until, deadline_at}", 31_500},
+		"settle": {16, "{status, result, suspect, finished_at, settled_token, settled_by, updated_at, lease_token, lease_until, leased_by, deadline_at}", 33_500},
+		"insert": {4, "{}", 42_500},
 	} {
 		n, err := strconv.Atoi(s.do(fmt.Sprintf(`
 			SELECT (SELECT sum(length(t.tgqual)) FROM pg_trigger t
