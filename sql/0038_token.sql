@@ -29,10 +29,12 @@ $do$;
 DO $do$
 DECLARE
     was text := pg_get_functiondef('process_correct(uuid, text, jsonb, text, text)'::regprocedure);
-    now text := replace(was, $q$    IF NOT EXISTS (SELECT FROM process_node n$q$, $q$    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM FROM process_token t WHERE t.instance_id = i.id ORDER BY t.id FOR SHARE;
+    now text := replace(was, $q$    IF NOT FOUND THEN
+        RETURN 'not found';$q$, $q$    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM FROM process_token t WHERE t.instance_id = process_correct.instance ORDER BY t.id FOR SHARE;
     END IF;
-    IF NOT EXISTS (SELECT FROM process_node n$q$);
+    IF i.id IS NULL THEN
+        RETURN 'not found';$q$);
 BEGIN
     IF now = was THEN
         RAISE EXCEPTION 'the function process_correct is not that of 0012';
