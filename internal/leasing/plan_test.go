@@ -114,13 +114,13 @@ func TestPlans(t *testing.T) {
 		crowd int    // rows of each kind
 		as    func(*testing.T, *pgxpool.Pool) *pgxpool.Pool
 	}{
-		{"never analysed", c, "nothing", 25_000, owner},
-		{"analysed when empty", c, "empty", 25_000, owner},
-		{"analysed when all was finished", c, "finished", 25_000, owner},
-		{"analysed, half a million rows", c, "all", 100_000, owner},
-		{"analysed, ICU", icu, "all", 25_000, owner},
-		{"never analysed, bound", c, "nothing", 25_000, bound},
-		{"analysed, bound", c, "all", 25_000, bound},
+		{"never analysed", c, "nothing", 40_000, owner},
+		{"analysed when empty", c, "empty", 40_000, owner},
+		{"analysed when all was finished", c, "finished", 40_000, owner},
+		{"analysed, a million rows", c, "all", 200_000, owner},
+		{"analysed, ICU", icu, "all", 40_000, owner},
+		{"never analysed, bound", c, "nothing", 40_000, bound},
+		{"analysed, bound", c, "all", 40_000, bound},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			pool := test.start(t)
@@ -230,7 +230,7 @@ func testPlansOfRefusals(t *testing.T, analysed bool) {
 	lastAttempt(t, pool, "q.t1", 9)
 	exec(t, pool, `INSERT INTO workflow_run (type, tenant_id, run_at) VALUES ('q.t1', 'picky', now() - interval '59 minutes')`)
 	for _, kind := range []string{"'q.t1', 0, now() - interval '1 day', 'finished'", "'p' || g % 50 || '.x', 50, now() - interval '1 day', NULL"} {
-		fill(t, pool, 25_000, kind)
+		fill(t, pool, 40_000, kind)
 	}
 	if analysed {
 		exec(t, pool, "VACUUM ANALYZE workflow_run")
