@@ -1,11 +1,12 @@
 -- simple-workflow 0039: less to read for each statement.
 --
--- PostgreSQL parses the conditions of all triggers of a table anew for each statement. Of an update of workflow_run, half of them were those of
--- workflow_run_update_guard: a third of what it takes to lease or to settle a single run.
+-- PostgreSQL parses the conditions of all triggers of a table anew for each statement. Of what an update of workflow_run reads, a third were those of
+-- workflow_run_update_guard.
 --
 --   workflow_run_update_guard   asks whether one of the engine's own statements is at work: workflow.transition = on. Else its function judges the row
 --   workflow_lease_v2, workflow_lease_ahead_v1, workflow_extend_v1, workflow_settle_v1
 --                               say so, for the time of their update alone
+--   workflow_try                says so, too: what it tries is judged as what is done
 DO $do$
 BEGIN
     PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true); -- as in 0001
@@ -22,35 +23,29 @@ CREATE OR REPLACE TRIGGER workflow_run_update_guard BEFORE UPDATE ON workflow_ru
     ) IS NOT TRUE)
     EXECUTE FUNCTION workflow_run_refuse_update();
 
--- It is said before the update and taken back after it, because a SET clause of the function would take a superuser to create it.
+-- It is said before the update and taken back after it, because a SET clause of the function would take a superuser to create it. workflow_try rolls back.
 DO $do$
 DECLARE
-    f       text;
-    was     text;
-    now     text;
     started CONSTANT text := $q$    PERFORM set_config('workflow.transition', 'on', true);
 $q$;
     ended   CONSTANT text := $q$    PERFORM set_config('workflow.transition', '', true);
 $q$;
+    f       record;
+    now     text;
 BEGIN
-    FOREACH f IN ARRAY '{workflow_lease_v2, workflow_lease_ahead_v1, workflow_extend_v1}'::text[] LOOP
-        was := pg_get_functiondef(f::regproc);
-        now := replace(was, E'    RETURN QUERY\n', started || E'    RETURN QUERY\n');
-        now := replace(now, E'ELSE \'1900-01-01\' END, w.token_id;\n', E'ELSE \'1900-01-01\' END, w.token_id;\n' || ended);
-        now := replace(now, E'    RETURNING w.id;\n', E'    RETURNING w.id;\n' || ended);
-        IF length(now) <> length(was || started || ended) THEN
-            RAISE EXCEPTION 'the function % is not that of 0035 or 0014', f;
+    FOR f IN SELECT * FROM (VALUES
+        ('workflow_lease_v2',       E'    RETURN QUERY\n', E'END, w.token_id;\n'),
+        ('workflow_lease_ahead_v1', E'    RETURN QUERY\n', E'END, w.token_id;\n'),
+        ('workflow_extend_v1',      E'    RETURN QUERY\n', E'    RETURNING w.id;\n'),
+        ('workflow_settle_v1',      E'    IF verdicts <@ \'{succeeded}\' THEN\n', E' INTO places FROM settled s;\n'),
+        ('workflow_try',            E'        UPDATE workflow_run w\n', NULL)) AS x (name, update_begins, update_ends)
+    LOOP
+        now := replace(pg_get_functiondef(f.name::regproc), f.update_begins, started || f.update_begins);
+        now := coalesce(replace(now, f.update_ends, f.update_ends || ended), now);
+        IF strpos(now, started) = 0 OR f.update_ends IS NOT NULL AND strpos(now, ended) = 0 THEN
+            RAISE EXCEPTION 'the function % is not that of an earlier migration', f.name;
         END IF;
         EXECUTE now;
     END LOOP;
-    was := pg_get_functiondef('workflow_settle_v1'::regproc);
-    now := replace(was, E'    done := workflow_as_worker(bound, silent);\n', E'    done := workflow_as_worker(bound, silent);\n' || started);
-    now := regexp_replace(now, $q$( +)(done := set_config\('workflow.audit', before, true\);)$q$, $q$\1done := set_config('workflow.transition', '', true);
-\1\2$q$, 'g');
-    IF length(now) - length(was || started) <> length($q$        done := set_config('workflow.transition', '', true);
-$q$) * 2 - 4 THEN
-        RAISE EXCEPTION 'the function workflow_settle_v1 is not that of 0018';
-    END IF;
-    EXECUTE now;
 END
 $do$;

@@ -262,6 +262,31 @@ func (s *session) undone(statement string) error {
 	return err
 }
 
+// The guard of updates looks at what follows a statement of the engine in its transaction: each takes back what it has said
+// about its own update.
+func TestTransitionIsTakenBack(t *testing.T) {
+	s, _ := psql(t)
+	const token, none = `00000000-0000-4000-8000-000000000001`, `00000000-0000-0000-0000-000000000000`
+	s.do(`BEGIN`)
+	for _, c := range []struct{ lease, verdict string }{
+		{`workflow_lease_v2('{f}', '{a.x}', '{0}', '{1901-01-01}', '{` + none + `}', '{0}', '{1}', '{null}', '{null}', true, 0, 1, false, false, false, '` + token + `', 'w', '{a.x}', '{60}', '{null}', '{}', '{}', false, false, false)`, "succeeded"},
+		{`workflow_lease_ahead_v1('{a.x}', '{0}', '{1901-01-01}', '{` + none + `}', '{0}', true, 1, 1000, 1, 1, '{` + token + `}', 'w', '{a.x}', '{60}', '{null}')`, "failed"},
+	} {
+		id := s.do(`INSERT INTO workflow_run (type) VALUES ('a.x') RETURNING id`)
+		for _, statement := range []string{
+			`SELECT id FROM ` + c.lease,
+			`SELECT * FROM workflow_extend_v1('{` + id + `}', '{` + token + `}', '{90}')`,
+			`SELECT unnest(workflow_settle_v1('{` + id + `}', '{` + token + `}', '{` + c.verdict + `}', '{null}', '{null}', '{null}', '{0}', 'w'))`,
+		} {
+			s.expect("done", s.do(`SELECT count(*) FROM (`+statement+`) AS done`), "1")
+			s.expect(statement, s.do(`SELECT current_setting('workflow.transition')`), "")
+		}
+		s.expect("status", s.do(`SELECT status FROM workflow_run WHERE id = '`+id+`'`), c.verdict)
+	}
+	s.refused(`UPDATE workflow_run SET status = 'leased' WHERE status = 'succeeded'`, "23514", "Enqueue a new run", "which is final")
+	s.do(`ROLLBACK`)
+}
+
 // A statement that leases, settles or inserts a single run spends most of its time on the conditions of triggers and CHECKs,
 // which PostgreSQL parses anew for each statement: five microseconds for each 1,000 characters. PostgreSQL 18 writes them
 // with 8 % more than 15.
