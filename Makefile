@@ -48,8 +48,8 @@ test: postgres ## the tests, with the race detector, against a real PostgreSQL; 
 
 # What waits for a minute by the clock is tested once; so is, in another surrounding, what hardly asks the server.
 MINUTES := TestRefusedWithACodeOfPassingTrouble|TestPassingStateBesideTraffic|TestStatementsThatFail
-# What mostly waits, for locks and for time to pass, and asks the server nothing that other tests do not.
-WAITS   := TestArchive|TestRefusedRows|TestPassingStateOfARow|TestConcurrentUp|TestPauseOfWhatIsLocked|TestUpGivesUp|TestUpBehindALock|TestLeaseThatNoStandbyHas|TestRefusedByUsersConstraint
+# What mostly waits, for locks and for time to pass, is tested with one version, and without a pooler.
+WAITS   := TestArchive|TestRefusedRows|TestPassingStateOfARow|TestConcurrentUp|TestPauseOfWhatIsLocked|TestUpGivesUp|TestUpBehindALock|TestRefusedByUsersConstraint
 # What tries every column and every earlier version, one after the other: two minutes, and no plan depends on it.
 EACH    := TestInfiniteTimes|TestGuardsBound|TestExtremesAreRefused|TestEachExtremeIsMendedAsTold|TestUpgradeOfEveryTable|TestUpgradeOfRowsBeyondBounds
 # What is tested again with a pooler in between, as the roles, and with the newest PostgreSQL: some of all that the engine does in the database.
