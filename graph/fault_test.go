@@ -16,8 +16,8 @@ import (
 // process_fault.fix lets the instance continue.
 func TestFaults(t *testing.T) {
 	for _, c := range []struct {
-		name, nodes, change, column string
-		command                     string // what moves each instance: a run type and its payload; "elapse": time; "": nothing more
+		name, nodes, change, told string
+		command                   string // what moves each instance: a run type and its payload; "elapse": time; "": nothing more
 	}{
 		{"total", list, `UPDATE each_progress SET total = 2147483647 WHERE instance_id = '$i'`, "each_progress.total", ""},
 		{"less total", list, `UPDATE each_progress SET total = 2 WHERE instance_id = '$i'`, "each_progress.total", ""},
@@ -74,7 +74,7 @@ func TestFaults(t *testing.T) {
 			var why string
 			await(t, "it to be told", func() bool {
 				why = query[string](t, s.pool, `SELECT process_why($1)`, bad)
-				return strings.Contains(why, c.column)
+				return strings.Contains(why, c.told)
 			})
 			if c.command == "" {
 				await(t, "the elements to stop", func() bool {
