@@ -167,7 +167,7 @@ func (s *scene) cancel(settled leasing.Settlement) error {
 	if i != nil {
 		i.conclude(statusCancelled, firstLine(p.Reason), p.Compensate)
 	}
-	return err
+	return p.late(err)
 }
 
 // fail fails an instance. If the instance is over, fail changes nothing.

@@ -97,6 +97,18 @@ type cancelPayload struct {
 	Compensate bool `json:"compensate,omitzero"`
 }
 
+// abandoned is the reason with which the engine cancels an instance whose caller has gone on or ended without it.
+const abandoned = "nobody waits for it any more"
+
+// late returns the error of a cancellation that comes too late: err, but nil if the engine asked for it. The instance
+// then ends, or has ended, by other means, and retention may have removed it: nobody needs to be told.
+func (p cancelPayload) late(err error) error {
+	if p.Reason == abandoned && run.IsPermanent(err) {
+		return nil
+	}
+	return err
+}
+
 // failPayload makes an instance compensate its completed steps and end as FAILED: see [Fail].
 type failPayload struct {
 	Instance uuid.UUID `json:"instance"`

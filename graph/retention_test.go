@@ -208,6 +208,56 @@ func (s *site) ask(sql string, id uuid.UUID, want string) {
 	}
 }
 
+// The engine cancels a called instance whose caller has ended without it. That run succeeds although the instance has
+// ended by then and retention has removed it, or is undoing its steps: it is nobody's mistake. What a client cancels has
+// to exist.
+func TestCancelledTooLate(t *testing.T) {
+	for name, l := range map[string]struct {
+		nodes, want string
+		ends        move
+	}{
+		"removed": {`"U": {"human": {}}`, "0", completeTask},
+		"undoing": {`"U": {"do": "test.step.v1", "in": {"name": "'U'"}, "undo": "test.undo.v1", "to": "V"}, "V": {"human": {}}`, "1",
+			func(s *site, id uuid.UUID) {
+				query[string](t, s.pool, `SELECT workflow_pause('test.undo.', 'a test')`)
+				byHand(`INSERT INTO workflow_run (type, payload, priority)
+					SELECT 'graph.fail.v1', jsonb_build_object('instance', id), 1 FROM process_instance WHERE parent_process_instance_id = $1`)(s, id)
+			}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			id := s.start(s.deploy("A", fmt.Sprintf(`"A": {"call": {"process": %q, "undo": "none"}}`, s.deployOut("U", l.nodes, "{}"))), `{}`)
+			s.idle()
+			query[string](t, s.pool, `SELECT workflow_pause('graph.cancel.', 'a test')`)
+			s.enqueue("graph.fail.v1", fmt.Sprintf(`{"instance": %q}`, id))
+			s.status(id, graph.Failed)
+			l.ends(s, id)
+			await(t, "the called instance to end, or to undo its steps", func() bool {
+				return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE parent_process_instance_id = $1 AND (completed_at IS NOT NULL OR ending IS NOT NULL)`, id) == 1
+			})
+			s.clean()
+			if n := query[string](t, s.pool, `SELECT count(*)::text FROM process_instance WHERE parent_process_instance_id = $1`, id); n != l.want {
+				t.Fatalf("%s called instances are left; want %s", n, l.want)
+			}
+			cancelled := query[uuid.UUID](t, s.pool, `SELECT id FROM workflow_run WHERE type = 'graph.cancel.v1'`)
+			query[string](t, s.pool, `SELECT workflow_resume('graph.cancel.')`)
+			await(t, "the run that cancels it to end", func() bool {
+				return query[bool](t, s.pool, `SELECT finished_at IS NOT NULL FROM workflow_run WHERE id = $1`, cancelled)
+			})
+			if got := query[string](t, s.pool, `SELECT concat_ws(' ', status, last_error) FROM workflow_run WHERE id = $1`, cancelled); got != "succeeded" {
+				t.Errorf("the run that cancels it: %s", got)
+			}
+			again := query[uuid.UUID](t, s.pool, `INSERT INTO workflow_run (type, payload) SELECT type, payload - 'reason' FROM workflow_run WHERE id = $1 RETURNING id`, cancelled)
+			await(t, "the run of a client to end", func() bool {
+				return query[bool](t, s.pool, `SELECT finished_at IS NOT NULL FROM workflow_run WHERE id = $1`, again)
+			})
+			if got := query[string](t, s.pool, `SELECT status FROM workflow_run WHERE id = $1`, again); got != "failed" {
+				t.Errorf("the run of a client: %s", got)
+			}
+		})
+	}
+}
+
 // A run that refers to a token which retention has removed succeeds and does nothing.
 func TestTokenThatIsGone(t *testing.T) {
 	s := newSite(t)

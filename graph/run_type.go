@@ -72,7 +72,7 @@ var runTypes = map[string]runType{
 	cancelType: {
 		handler: func(e *Engine) hook.Handler {
 			return typed(func(ctx context.Context, p cancelPayload) (struct{}, error) {
-				return struct{}{}, e.undecided(ctx, p.Instance)
+				return struct{}{}, p.late(e.undecided(ctx, p.Instance))
 			})
 		},
 		about: func(of *subjects, settled leasing.Settlement) error {
