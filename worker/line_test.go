@@ -309,8 +309,11 @@ func TestSpaceAhead(t *testing.T) {
 		j.done = true
 		c.s.add(j)
 	}
-	if free := c.s.space(); free.ahead != 0 || free.direct != 50 {
-		t.Errorf("%d ahead and %d slots while 501 outcomes wait, and runs that are leased ahead; want none and 50", free.ahead, free.direct)
+	for others, direct := range map[bool]int{false: 0, true: 50} {
+		c.s.due(leasing.Due{Ahead: true, Others: others})
+		if free := c.s.space(); free.ahead != 0 || free.direct != direct {
+			t.Errorf("%d ahead and %d slots while 501 outcomes wait, and runs that are leased ahead, others are due: %t; want none and %d", free.ahead, free.direct, others, direct)
+		}
 	}
 }
 
@@ -380,10 +383,44 @@ func TestSuspectsBesideAFlood(t *testing.T) {
 	}
 }
 
-// Runs that were leased ahead have half of what may be charged, and runs that are given back are no late outcomes.
+// Groups of runs whose handlers return at once are begun together, as many as there are slots, once those before them have
+// slots. Of other runs, a group is begun as soon as there is room for it.
+func TestBriskGroupsAreBegunTogether(t *testing.T) {
+	for _, mean := range []time.Duration{brisk, brisk + 1} {
+		c := newCrowd(8)
+		for range 4 {
+			c.s.enter(c.jobs(4, 8, 0))
+		}
+		*c.s.kindOf(c.entry) = kind{calls: enoughCalls, mean: mean}
+		groups := c.s.ask()
+		if len(groups) != 2 {
+			t.Fatalf("%d groups are asked for, want 2", len(groups))
+		}
+		c.s.answered(groups, allBegin(groups))
+		for range 4 {
+			c.s.take()
+		}
+		if n, want := len(c.s.ask()), map[bool]int{true: 0, false: 1}[mean <= brisk]; n != want {
+			t.Errorf("handlers take %v: %d groups while half of those before have slots, want %d", mean, n, want)
+		}
+		for range 4 {
+			c.s.take()
+		}
+		if n, want := len(c.s.ask()), map[bool]int{true: 2, false: 1}[mean <= brisk]; n != want {
+			t.Errorf("handlers take %v: %d groups once all of those before have slots, want %d", mean, n, want)
+		}
+	}
+}
+
+// Runs that were leased ahead have half of what may be charged while others are due, and otherwise all of it. Runs that are
+// given back are no late outcomes.
 func TestLeasedAheadHasItsShare(t *testing.T) {
 	c := newCrowd(8)
 	c.s.enter(c.jobs(4, 8, 0))
+	if free := c.s.space(); free.direct != 0 || !free.behind {
+		t.Errorf("%d may be leased to begin at once, want none while nothing else is due", free.direct)
+	}
+	c.s.due(leasing.Due{Ahead: true, Others: true})
 	if free := c.s.space(); free.direct != 4 || !free.behind {
 		t.Errorf("%d may be leased to begin at once, want half of the slots", free.direct)
 	}
