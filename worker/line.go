@@ -59,6 +59,7 @@ type line struct {
 	entered   int      // how many have come into ready
 	reserved  int      // how much of what may be charged is left to runs that may not be leased ahead
 	noneDue   bool     // no runs are due that may be leased ahead
+	mixed     bool     // other runs are due, too, or were not long ago
 	counted   int      // what busyLocked has returned for keep, and when
 	countedAt time.Time
 	top       int             // the highest priority of the runs that are due
@@ -350,7 +351,7 @@ func (s *jobs) bar(d time.Duration) {
 func (s *jobs) due(due leasing.Due) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.noneDue, s.top = !due.Ahead, due.Top
+	s.noneDue, s.mixed, s.top = !due.Ahead, due.Mixed, due.Top
 	if s.reserved = 0; due.Others {
 		s.reserved = s.slots / 2
 	}
@@ -397,8 +398,8 @@ func (s *jobs) pollLocked() space {
 	if s.noneDue {
 		free.ahead = 0
 	}
-	if free.behind && s.reserved == 0 {
-		free.direct = 0 // only those that wait are due, and further ones of their types must not pass them
+	if free.behind && !s.mixed {
+		free.direct = 0 // further runs of the types that wait in line must not pass these, and there are no others
 	}
 	return free
 }

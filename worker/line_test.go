@@ -162,7 +162,7 @@ func TestLine(t *testing.T) {
 						break
 					}
 				case 2:
-					s.due(leasing.Due{Ahead: random.IntN(2) == 0, Others: random.IntN(2) == 0})
+					s.due(leasing.Due{Ahead: random.IntN(2) == 0, Others: random.IntN(2) == 0, Mixed: random.IntN(2) == 0})
 				}
 			}
 			check()
@@ -309,10 +309,10 @@ func TestSpaceAhead(t *testing.T) {
 		j.done = true
 		c.s.add(j)
 	}
-	for others, direct := range map[bool]int{false: 0, true: 50} {
-		c.s.due(leasing.Due{Ahead: true, Others: others})
+	for mixed, direct := range map[bool]int{false: 0, true: 50} {
+		c.s.due(leasing.Due{Ahead: true, Mixed: mixed})
 		if free := c.s.space(); free.ahead != 0 || free.direct != direct {
-			t.Errorf("%d ahead and %d slots while 501 outcomes wait, and runs that are leased ahead, others are due: %t; want none and %d", free.ahead, free.direct, others, direct)
+			t.Errorf("%d ahead and %d slots while 501 outcomes wait, and runs that are leased ahead, with others: %t; want none and %d", free.ahead, free.direct, mixed, direct)
 		}
 	}
 }
@@ -412,15 +412,15 @@ func TestBriskGroupsAreBegunTogether(t *testing.T) {
 	}
 }
 
-// Runs that were leased ahead have half of what may be charged while others are due, and otherwise all of it. Runs that are
-// given back are no late outcomes.
+// Runs that were leased ahead have half of what may be charged where there are others, too, and otherwise all of it. Runs
+// that are given back are no late outcomes.
 func TestLeasedAheadHasItsShare(t *testing.T) {
 	c := newCrowd(8)
 	c.s.enter(c.jobs(4, 8, 0))
 	if free := c.s.space(); free.direct != 0 || !free.behind {
-		t.Errorf("%d may be leased to begin at once, want none while nothing else is due", free.direct)
+		t.Errorf("%d may be leased to begin at once, want none where there are no others", free.direct)
 	}
-	c.s.due(leasing.Due{Ahead: true, Others: true})
+	c.s.due(leasing.Due{Ahead: true, Mixed: true})
 	if free := c.s.space(); free.direct != 4 || !free.behind {
 		t.Errorf("%d may be leased to begin at once, want half of the slots", free.direct)
 	}

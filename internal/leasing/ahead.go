@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -163,13 +162,18 @@ func ForgetBegun(ctx context.Context, db run.DB) error {
 // Due is what is due by the last discovery.
 type Due struct {
 	Ahead  bool // runs that may be leased ahead
-	Others bool // others: those of types that are not quick, those that may be probes, and suspects, also if the caller has no room for these
+	Others bool // others: those of types that are not quick, and suspects, also if the caller has no room for these
+	Mixed  bool // others are due, or were within the last minute
 	Top    int  // the highest priority of all of them; math.MinInt: none are due, or they have been leased since
 }
 
 // Due returns what is due by the last discovery.
 func (p *Poller) Due() Due {
-	due := Due{Top: math.MinInt, Others: p.nextProbe(time.Now()) != Never}
+	due := Due{Top: math.MinInt}
+	for l := range p.lanes {
+		terms := p.Terms(l.typ)
+		due.Mixed = due.Mixed || !terms.Quick || terms.Room >= 0 || l.suspect || p.isOpen(l.typ)
+	}
 	for _, r := range p.choose(1, 1, true) {
 		due.Ahead, due.Others = due.Ahead || r.isQuick(), due.Others || !r.isQuick()
 		if !p.drained {

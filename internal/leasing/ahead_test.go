@@ -101,8 +101,8 @@ func TestOnlyQuickTypesAhead(t *testing.T) {
 	if got, want := tokens(leases), "0* 0* 1* 1*"; got != want || slices.ContainsFunc(leases, func(l leasing.Lease) bool { return l.Type != "a.quick" }) {
 		t.Errorf("without a slot: leased %v with tokens %s, want four quick ones with %s", types(leases), got, want)
 	}
-	if due := p.Due(); !due.Ahead || !due.Others {
-		t.Error("it does not know that both kinds are due")
+	if due := p.Due(); !due.Ahead || !due.Others || !due.Mixed {
+		t.Errorf("it does not know that both kinds are due: %+v", due)
 	}
 	p.Discover()
 	leases = acquire(t, p, 4)
@@ -118,8 +118,22 @@ func TestOnlyQuickTypesAhead(t *testing.T) {
 	}
 	p.Discover()
 	acquire(t, p, 0)
-	if due := p.Due(); due.Ahead || due.Others {
-		t.Errorf("runs count as due though none is: %+v", due)
+	if due := p.Due(); due.Ahead || due.Others || !due.Mixed {
+		t.Errorf("runs count as due though none is, or it has forgotten that others were: %+v", due)
+	}
+	for _, also := range []string{"", "a.slow", "a.limited", "a.suspect", "a.open"} {
+		byHand(t, pool, `DELETE FROM workflow_run`)
+		addMany(t, pool, 1, "a.quick", 0)
+		if also != "" {
+			add(t, pool, also, 0, 3*time.Hour)
+			byHand(t, pool, `UPDATE workflow_run SET suspect = true WHERE type = 'a.suspect'`)
+		}
+		q := ahead(pool, 4, 2, "a.")
+		q.Terms, q.Open = p.Terms, func(typ string) bool { return typ == "a.open" }
+		acquire(t, q, 0)
+		if due := q.Due(); due.Mixed != (also != "") {
+			t.Errorf("with a run of %q: mixed %v", also, due.Mixed)
+		}
 	}
 }
 
