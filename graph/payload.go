@@ -97,7 +97,8 @@ type cancelPayload struct {
 	Compensate bool `json:"compensate,omitzero"`
 }
 
-// abandoned is the reason with which the engine cancels an instance whose caller has gone on or ended without it.
+// abandoned is the reason with which the engine cancels an instance whose caller has gone on or ended without it. It is
+// stored, and workers of other versions read it.
 const abandoned = "nobody waits for it any more"
 
 // late returns the error of a cancellation that comes too late: err, but nil if the engine asked for it. The instance

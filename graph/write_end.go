@@ -66,8 +66,8 @@ func (w *writer) ends(all []*instance) {
 		WHERE (token_id, instance_id) IN (SELECT id, instance_id FROM process_token WHERE instance_id = ANY ($1) OR id = ANY ($2)) AND state = 'open'`, instances, tokens)
 	w.do(`
 		INSERT INTO workflow_run (type, payload, tenant_id, metadata, max_attempts)
-		SELECT $3, jsonb_build_object('instance', c.id, 'reason', '`+abandoned+`')
+		SELECT $3, jsonb_build_object('instance', c.id, 'reason', $4::text)
 		           || CASE WHEN c.undone_with_parent AND p.status <> 'CANCELLED' THEN '{"compensate": true}' ELSE '{}' END::jsonb, c.tenant_id, process_trace(c.metadata), 1000
 		FROM process_instance c JOIN process_instance p ON p.id = c.parent_process_instance_id
-		WHERE c.parent_token_id IN `+gone+` AND c.completed_at IS NULL`, instances, tokens, cancelType)
+		WHERE c.parent_token_id IN `+gone+` AND c.completed_at IS NULL`, instances, tokens, cancelType, abandoned)
 }

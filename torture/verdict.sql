@@ -30,7 +30,6 @@ INSERT INTO t.known
                               WHEN r.type = 'chaos.undo' THEN 'undo'
                               WHEN r.type = 'graph.arrive.v1' AND r.payload ? 'child' THEN 'child'
                               WHEN r.type = 'default.cleanup.v1' THEN 'cleanup'
-                              WHEN r.type = 'graph.cancel.v1' AND NOT EXISTS (SELECT FROM process_instance i WHERE i.id::text = r.payload->>'instance') THEN 'halt' -- too late
                               ELSE 'engine' END,
            r.payload, NULL, 0, NULL, 'by the engine', r.created_at
     FROM workflow_run r

@@ -83,9 +83,9 @@ func (w *Worker) carried(ctx context.Context, c *carrier, stored bool, err error
 func isOld(l leasing.Lease) bool { return time.Since(l.Taken) > l.Length/2 }
 
 // mustLook reports whether a poll is due although no run may be leased: for a discovery, because steps were carried on
-// since the last, or to give back leases in doubt.
+// since the last or runs that are leased ahead wait, or to give back leases in doubt.
 func (w *Worker) mustLook() bool {
-	return min(w.lastSeek.ago(), w.lastLook.ago()) > lookEvery && (w.carrying.Load() || w.doubts.Left() > 0)
+	return min(w.lastSeek.ago(), w.lastLook.ago()) > lookEvery && (w.carrying.Load() || w.doubts.Left() > 0 || w.jobs.haveMore())
 }
 
 // share says which part of its free room the next poll leaves to settle transactions, see promise: half of it if steps

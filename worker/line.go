@@ -30,9 +30,6 @@ const (
 	mostBytes = 16 << 20
 	// enoughCalls is how many handlers of a type must have returned before it may count as quick.
 	enoughCalls = 10
-	// brisk is the time within which handlers return on average of which as many are begun together as there are slots. A
-	// commit before them takes longer than they do, so fewer commits are worth more than slots that are never empty.
-	brisk = time.Millisecond
 )
 
 // A stage says where in the line a job is.
@@ -202,9 +199,6 @@ func (s *jobs) move(j *job, to stage) {
 func (s *jobs) ask() (asking []*group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.marked > 0 && s.reserved == 0 && s.areBriskLocked() {
-		return nil // those before them are over in a moment
-	}
 	room := min(s.slots-s.charged-s.promised.direct, s.slots-s.reserved-s.marked)
 	for !s.closed && len(s.groups) > 0 {
 		best := 0
@@ -229,15 +223,6 @@ func (s *jobs) ask() (asking []*group) {
 		asking = append(asking, g)
 	}
 	return asking
-}
-
-// areBriskLocked reports whether handlers of the group that came first are brisk.
-func (s *jobs) areBriskLocked() bool {
-	if len(s.groups) == 0 || len(s.groups[0].jobs) == 0 {
-		return false
-	}
-	k := s.kinds[s.groups[0].jobs[0].entry]
-	return k != nil && k.calls == enoughCalls && k.mean <= brisk
 }
 
 // answered makes the runs of the groups that may begin ready. It returns the jobs of the other groups, which must be
@@ -379,6 +364,7 @@ type space struct {
 	bytes  int  // of payload of those ahead
 	many   int  // how many are worth a poll
 	behind bool // runs that were leased ahead wait: further ones of their types must not pass them
+	mixed  bool // there are other runs, too
 }
 
 // space returns how many runs a poll may lease.
@@ -398,8 +384,8 @@ func (s *jobs) pollLocked() space {
 	if s.noneDue {
 		free.ahead = 0
 	}
-	if free.behind && !s.mixed {
-		free.direct = 0 // further runs of the types that wait in line must not pass these, and there are no others
+	if free.mixed = s.mixed; free.behind && !free.mixed {
+		free.direct = 0 // it would be kept from those that wait, and nothing could use it
 	}
 	return free
 }

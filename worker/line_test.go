@@ -383,35 +383,6 @@ func TestSuspectsBesideAFlood(t *testing.T) {
 	}
 }
 
-// Groups of runs whose handlers return at once are begun together, as many as there are slots, once those before them have
-// slots. Of other runs, a group is begun as soon as there is room for it.
-func TestBriskGroupsAreBegunTogether(t *testing.T) {
-	for _, mean := range []time.Duration{brisk, brisk + 1} {
-		c := newCrowd(8)
-		for range 4 {
-			c.s.enter(c.jobs(4, 8, 0))
-		}
-		*c.s.kindOf(c.entry) = kind{calls: enoughCalls, mean: mean}
-		groups := c.s.ask()
-		if len(groups) != 2 {
-			t.Fatalf("%d groups are asked for, want 2", len(groups))
-		}
-		c.s.answered(groups, allBegin(groups))
-		for range 4 {
-			c.s.take()
-		}
-		if n, want := len(c.s.ask()), map[bool]int{true: 0, false: 1}[mean <= brisk]; n != want {
-			t.Errorf("handlers take %v: %d groups while half of those before have slots, want %d", mean, n, want)
-		}
-		for range 4 {
-			c.s.take()
-		}
-		if n, want := len(c.s.ask()), map[bool]int{true: 2, false: 1}[mean <= brisk]; n != want {
-			t.Errorf("handlers take %v: %d groups once all of those before have slots, want %d", mean, n, want)
-		}
-	}
-}
-
 // Runs that were leased ahead have half of what may be charged where there are others, too, and otherwise all of it. Runs
 // that are given back are no late outcomes.
 func TestLeasedAheadHasItsShare(t *testing.T) {
@@ -432,6 +403,26 @@ func TestLeasedAheadHasItsShare(t *testing.T) {
 	if c.s.suspects(); len(out) != 8 || c.s.isBehind(c.entry) {
 		t.Errorf("%d are given back, and the type is stopped: %v", len(out), c.s.isBehind(c.entry))
 	}
+}
+
+// While runs that are leased ahead wait, the worker looks for what is paused and for what goes before them, every tenth of
+// a second, although it may lease nothing.
+func TestLooksWhileRunsWait(t *testing.T) {
+	c := newCrowd(4)
+	w := &Worker{}
+	w.jobs.line = c.s.line
+	look := func(what string, want bool) {
+		t.Helper()
+		if got := w.mustLook(); got != want {
+			t.Errorf("%s: it must look: %v", what, got)
+		}
+	}
+	look("nothing waits", false)
+	w.jobs.byID = c.s.byID
+	w.jobs.enter(c.jobs(2, 8, 0))
+	look("runs wait", true)
+	w.lastSeek.now()
+	look("it has just looked", false)
 }
 
 // Once the worker has looked and found a type paused, no run of it begins that waits: leased ahead, asked for or ready. They are given

@@ -62,7 +62,7 @@ func (w *Worker) poll(ctx context.Context) {
 		// The due runs may belong to types without room, or be suspects that wait for their turn. Then they can
 		// be leased as soon as a slot is free.
 		var freed <-chan struct{}
-		if held.Watched || room == 0 || w.config.Mux.limited() {
+		if held.Watched || room == 0 && (free.mixed || !free.behind) || w.config.Mux.limited() {
 			freed = w.jobs.freed
 		}
 		if carrying || w.carrying.Load() || w.doubts.Left() > 0 {

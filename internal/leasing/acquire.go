@@ -81,7 +81,7 @@ func (p *Poller) merge(heads []head, start time.Time) {
 			at = &position{}
 		}
 		if wait <= 0 {
-			at.runAt, at.id = h.RunAt, h.ID
+			at.runAt, at.id, at.wasDue = h.RunAt, h.ID, start
 		}
 		at.seen = start
 		at.dueFrom = start.Add(wait + p.Terms(h.Type).Grace)

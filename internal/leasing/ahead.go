@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -163,16 +164,18 @@ func ForgetBegun(ctx context.Context, db run.DB) error {
 type Due struct {
 	Ahead  bool // runs that may be leased ahead
 	Others bool // others: those of types that are not quick, and suspects, also if the caller has no room for these
-	Mixed  bool // others are due, or were within the last minute
+	Mixed  bool // others, or probes, are due, or were within the last minute
 	Top    int  // the highest priority of all of them; math.MinInt: none are due, or they have been leased since
 }
 
 // Due returns what is due by the last discovery.
 func (p *Poller) Due() Due {
 	due := Due{Top: math.MinInt}
-	for l := range p.lanes {
-		terms := p.Terms(l.typ)
-		due.Mixed = due.Mixed || !terms.Quick || terms.Room >= 0 || l.suspect || p.isOpen(l.typ)
+	for l, at := range p.lanes {
+		if terms := p.Terms(l.typ); time.Since(at.wasDue) < memory && (!terms.Quick || terms.Room >= 0 || l.suspect || p.isOpen(l.typ)) {
+			due.Mixed = true
+			break
+		}
 	}
 	for _, r := range p.choose(1, 1, true) {
 		due.Ahead, due.Others = due.Ahead || r.isQuick(), due.Others || !r.isQuick()

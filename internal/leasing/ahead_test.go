@@ -91,7 +91,7 @@ func TestOnlyQuickTypesAhead(t *testing.T) {
 	p := ahead(pool, 4, 2, "a.")
 	p.Terms = func(typ string) leasing.Terms {
 		terms := quick(typ)
-		terms.Quick = typ != "a.slow"
+		terms.Quick = typ != "a.slow" && typ != "a.later"
 		if typ == "a.limited" {
 			terms.Room, terms.Group = 1, typ
 		}
@@ -121,18 +121,16 @@ func TestOnlyQuickTypesAhead(t *testing.T) {
 	if due := p.Due(); due.Ahead || due.Others || !due.Mixed {
 		t.Errorf("runs count as due though none is, or it has forgotten that others were: %+v", due)
 	}
-	for _, also := range []string{"", "a.slow", "a.limited", "a.suspect", "a.open"} {
+	for also, mixed := range map[string]bool{"a.quick": false, "a.later": false, "a.slow": true, "a.limited": true, "a.suspect": true, "a.open": true} {
 		byHand(t, pool, `DELETE FROM workflow_run`)
-		addMany(t, pool, 1, "a.quick", 0)
-		if also != "" {
-			add(t, pool, also, 0, 3*time.Hour)
-			byHand(t, pool, `UPDATE workflow_run SET suspect = true WHERE type = 'a.suspect'`)
-		}
+		add(t, pool, "a.quick", 0, 3*time.Hour)
+		add(t, pool, also, 0, 3*time.Hour)
+		byHand(t, pool, `UPDATE workflow_run SET suspect = type = 'a.suspect', run_at = run_at + CASE WHEN type = 'a.later' THEN interval '1 day' ELSE '0' END`)
 		q := ahead(pool, 4, 2, "a.")
 		q.Terms, q.Open = p.Terms, func(typ string) bool { return typ == "a.open" }
 		acquire(t, q, 0)
-		if due := q.Due(); due.Mixed != (also != "") {
-			t.Errorf("with a run of %q: mixed %v", also, due.Mixed)
+		if due := q.Due(); due.Mixed != mixed {
+			t.Errorf("with a run of %s: mixed %v", also, due.Mixed)
 		}
 	}
 }

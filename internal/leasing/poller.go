@@ -79,6 +79,7 @@ type position struct {
 	id      uuid.UUID
 	dueFrom time.Time // when the lane's first run may be leased, by this process's clock; zero: it has no open run
 	seen    time.Time // when the lane was last known to have an open run
+	wasDue  time.Time // when discovery last found a due run in it
 
 	failures fault.Series // of leases that included this lane
 	lasting  bool         // the failures have lasted for fault.Patience: any SQLSTATE may be an answer about a run of this lane
