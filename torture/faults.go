@@ -108,13 +108,14 @@ func killWorker(_ context.Context, l *lab, r *rand.Rand) (string, error) {
 	return hit(s.name, s.kill()), nil
 }
 
-// killAhead makes many short runs due at the same moment, and kills the first worker seen to hold leases ahead whose
-// handlers may not begin yet: in the first second, one that holds ten of them. Half of the runs are at their last attempt.
+// killAhead makes many short runs due at the same moment, and kills a worker that holds leases ahead whose handlers may not
+// begin yet. It stops the worker first, looks whether it still holds some, and lets it go on if not. Half of the runs are at
+// their last attempt.
 func killAhead(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 	due := time.Now().Add(3 * time.Second)
 	var all sync.WaitGroup
 	defer all.Wait() // each run gets into the ledger
-	for i := range 320 {
+	for i := range 640 {
 		o := drawCase(r, findCase("effect"), world{}, 1)
 		o.copies, o.key, o.due = 1, "", due
 		if i%2 == 0 {
@@ -122,24 +123,33 @@ func killAhead(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		}
 		all.Go(func() { (&load{lab: l}).enqueueOne(ctx, o) })
 	}
-	sleep(ctx, time.Until(due))
-	for ; time.Since(due) < 2*time.Second && ctx.Err() == nil; sleep(ctx, 2*time.Millisecond) {
+	holders := func() []string { // none if the server is down
 		rows, _ := l.admin.Query(ctx, `
 			SELECT split_part(r.leased_by, '-', 1)
 			FROM workflow_run r
 			WHERE r.status = 'leased' AND get_byte(uuid_send(r.lease_token), 6) >> 4 = 8 AND NOT EXISTS (SELECT FROM workflow_begun b WHERE b.token = r.lease_token)
 			GROUP BY 1
-			HAVING count(*) >= CASE WHEN $1 THEN 10 ELSE 1 END
-			ORDER BY count(*) DESC`, time.Since(due) < time.Second)
-		names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			continue // the server may be down
-		}
-		for _, name := range names {
+			ORDER BY count(*) DESC`)
+		names, _ := pgx.CollectRows(rows, pgx.RowTo[string])
+		return names
+	}
+	sleep(ctx, time.Until(due))
+	for ; time.Since(due) < 2*time.Second && ctx.Err() == nil; sleep(ctx, 2*time.Millisecond) {
+		for _, name := range holders() {
 			i := slices.IndexFunc(l.slots, func(s *slot) bool { return s.name == name })
-			if i > 0 && l.slots[i].kill() {
+			if i <= 0 {
+				continue
+			}
+			s, hit := l.slots[i], false
+			s.hold(func() bool {
+				sleep(ctx, 20*time.Millisecond) // for what it has sent
+				hit = slices.Contains(holders(), name)
+				return hit
+			})
+			if hit {
 				return name, nil
 			}
+			break
 		}
 	}
 	return noOne, nil

@@ -103,6 +103,18 @@ func exitCode(err error) int {
 	return exit.ExitCode()
 }
 
+// hold stops the process for as long as f takes, and kills it if f reports true. It does nothing if the process is not
+// running.
+func (s *slot) hold(f func() bool) {
+	pid := s.pid()
+	if pid == 0 || syscall.Kill(pid, syscall.SIGSTOP) != nil {
+		return
+	}
+	if !f() || !s.kill() {
+		_ = syscall.Kill(pid, syscall.SIGCONT)
+	}
+}
+
 // kill ends the process at once, even if it is frozen.
 func (s *slot) kill() bool { return s.signal(syscall.SIGKILL, "kill") }
 
