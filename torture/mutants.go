@@ -327,6 +327,12 @@ var mutants = []mutant{
 	graph("carried-while-paused", []edit{{"graph/write_steps.go",
 		`s.due != (due{}) || i.paused ||`, `s.due != (due{}) ||`}},
 		nothing, "I46"),
+	graph("carried-without-fence", []edit{{"worker/commit.go",
+		`		if gone[fenceOf(j.outcome)] {`, `		if gone[fenceOf(j.outcome)] && j == nil {`}},
+		zombies, "I21", "I23", "I30d", "I31", "I39", "I41"),
+	graph("carried-before-the-commit", []edit{{"worker/carry.go",
+		`	case err == nil && ctx.Err() == nil && !slices`, `	case stored && !slices`}},
+		cuts, "I11", "I31", "I39"),
 	graph("join-without-counting", []edit{{"graph/join.go",
 		`if !n.Join.Taken && j.joined >= j.expected {
 		i.fire(j)`, `if !n.Join.Taken && j.joined >= 1 {

@@ -646,6 +646,12 @@ var processPlants = []plant{
 		x.end(f.token, "D", "Terminated", "FAILED")
 		return x.id
 	}},
+	{only("I30d"), "removed and started again", func(s *stage) uuid.UUID {
+		x := s.begin("line", birth{})
+		x.end(x.walkLine("B"), "B", "Completed", "COMPLETED")
+		s.do("w1", `INSERT INTO t.removed_process_instance SELECT i.* FROM process_instance i WHERE id = $1`, x.id)
+		return x.id
+	}},
 	{only("I30c"), "two for one key", func(s *stage) uuid.UUID {
 		x := s.begin("line", birth{key: "order 8"})
 		x.end(x.walkLine("B"), "B", "Completed", "COMPLETED")

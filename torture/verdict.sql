@@ -2,6 +2,7 @@
 -- loaded from the files. Only this file knows the product's tables. The table t.invariant below has one row for each
 -- rule, and n must be 0.
 
+CREATE TABLE t.back AS SELECT id FROM process_instance JOIN t.removed_process_instance USING (id);
 SELECT t.put_back(); -- the rows that retention has removed
 CREATE INDEX ON chaos_effect (run_id);
 CREATE INDEX ON outbox_event (aggregate_id);
@@ -437,6 +438,8 @@ UNION ALL
     SELECT 'I29 step went on after its instance had begun to undo', s.instance
     FROM (SELECT instance, min(at) AS at FROM t.turn WHERE ending IS NOT NULL GROUP BY 1) b JOIN t.step s USING (instance) JOIN t.ending e USING (run)
     WHERE s.node NOT LIKE '%/undo' AND e.status IN ('succeeded', 'failed') AND e.at > b.at
+UNION ALL
+    SELECT 'I30d instance that was started again after its removal', id FROM t.back
 UNION ALL
     SELECT 'I30c two instances for one key', min(instance::text)::uuid FROM t.instance WHERE key IS NOT NULL GROUP BY process, key HAVING count(*) > 1
 UNION ALL
