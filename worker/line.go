@@ -336,7 +336,7 @@ func (s *jobs) bar(d time.Duration) {
 func (s *jobs) due(due leasing.Due) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.noneDue, s.mixed, s.top = !due.Ahead, due.Mixed || due.Others, due.Top
+	s.noneDue, s.mixed, s.top = !due.Ahead, due.Mixed, due.Top
 	if s.reserved = 0; due.Others {
 		s.reserved = s.slots / 2
 	}

@@ -208,7 +208,7 @@ func TestReserve(t *testing.T) {
 	for range 3 {
 		c.s.enter(c.jobs(2, 8, 0))
 	}
-	c.s.due(leasing.Due{Ahead: true, Others: true})
+	c.s.due(leasing.Due{Ahead: true, Others: true, Mixed: true})
 	if n := len(c.s.ask()); n != 1 || c.s.space().direct != 2 {
 		t.Errorf("%d groups are begun and %d slots free, want 1 and 2", n, c.s.space().direct)
 	}

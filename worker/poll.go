@@ -60,7 +60,8 @@ func (w *Worker) poll(ctx context.Context) {
 			pause = min(2*pause, w.config.PollInterval)
 		}
 		// The due runs may belong to types without room, or be suspects that wait for their turn. Then they can
-		// be leased as soon as a slot is free.
+		// be leased as soon as a slot is free. A poll that had no room because all that is due waits in line left
+		// none out.
 		var freed <-chan struct{}
 		if held.Watched || room == 0 && (free.mixed || !free.behind) || w.config.Mux.limited() {
 			freed = w.jobs.freed

@@ -171,17 +171,26 @@ type Due struct {
 // Due returns what is due by the last discovery.
 func (p *Poller) Due() Due {
 	due := Due{Top: math.MinInt}
-	for l, at := range p.lanes {
-		if terms := p.Terms(l.typ); time.Since(at.wasDue) < memory && (!terms.Quick || terms.Room >= 0 || l.suspect || p.isOpen(l.typ)) {
-			due.Mixed = true
-			break
-		}
-	}
 	for _, r := range p.choose(1, 1, true) {
 		due.Ahead, due.Others = due.Ahead || r.isQuick(), due.Others || !r.isQuick()
 		if !p.drained {
 			due.Top = max(due.Top, r.priority)
 		}
 	}
+	due.Mixed = due.Others || p.wereOthers()
 	return due
+}
+
+// wereOthers reports whether discovery has found due runs within the last minute that may not be leased ahead.
+func (p *Poller) wereOthers() bool {
+	now := time.Now()
+	for l, at := range p.lanes {
+		if now.Sub(at.wasDue) >= memory {
+			continue
+		}
+		if terms := p.Terms(l.typ); !terms.Quick || terms.Room >= 0 || l.suspect || p.isOpen(l.typ) {
+			return true
+		}
+	}
+	return false
 }
