@@ -213,11 +213,11 @@ func (s *site) ask(sql string, id uuid.UUID, want string) {
 // to exist.
 func TestCancelledTooLate(t *testing.T) {
 	for name, l := range map[string]struct {
-		nodes, want string
-		ends        move
+		nodes, left, refusal string
+		ends                 move
 	}{
-		"removed": {`"U": {"human": {}}`, "0", completeTask},
-		"undoing": {`"U": {"do": "test.step.v1", "in": {"name": "'U'"}, "undo": "test.undo.v1", "to": "V"}, "V": {"human": {}}`, "1",
+		"removed": {`"U": {"human": {}}`, "0", "there is no instance", completeTask},
+		"undoing": {`"U": {"do": "test.step.v1", "in": {"name": "'U'"}, "undo": "test.undo.v1", "to": "V"}, "V": {"human": {}}`, "1", "is already undoing its completed steps",
 			func(s *site, id uuid.UUID) {
 				query[string](t, s.pool, `SELECT workflow_pause('test.undo.', 'a test')`)
 				byHand(`INSERT INTO workflow_run (type, payload, priority)
@@ -236,8 +236,8 @@ func TestCancelledTooLate(t *testing.T) {
 				return query[int](t, s.pool, `SELECT count(*) FROM process_instance WHERE parent_process_instance_id = $1 AND (completed_at IS NOT NULL OR ending IS NOT NULL)`, id) == 1
 			})
 			s.clean()
-			if n := query[string](t, s.pool, `SELECT count(*)::text FROM process_instance WHERE parent_process_instance_id = $1`, id); n != l.want {
-				t.Fatalf("%s called instances are left; want %s", n, l.want)
+			if n := query[string](t, s.pool, `SELECT count(*)::text FROM process_instance WHERE parent_process_instance_id = $1`, id); n != l.left {
+				t.Fatalf("%s called instances are left; want %s", n, l.left)
 			}
 			cancelled := query[uuid.UUID](t, s.pool, `SELECT id FROM workflow_run WHERE type = 'graph.cancel.v1'`)
 			query[string](t, s.pool, `SELECT workflow_resume('graph.cancel.')`)
@@ -251,8 +251,8 @@ func TestCancelledTooLate(t *testing.T) {
 			await(t, "the run of a client to end", func() bool {
 				return query[bool](t, s.pool, `SELECT finished_at IS NOT NULL FROM workflow_run WHERE id = $1`, again)
 			})
-			if got := query[string](t, s.pool, `SELECT status FROM workflow_run WHERE id = $1`, again); got != "failed" {
-				t.Errorf("the run of a client: %s", got)
+			if got := query[string](t, s.pool, `SELECT concat_ws(' ', status, last_error) FROM workflow_run WHERE id = $1`, again); !strings.HasPrefix(got, "failed ") || !strings.Contains(got, l.refusal) {
+				t.Errorf("the run of a client: %s; want it failed: %s", got, l.refusal)
 			}
 		})
 	}
