@@ -124,32 +124,30 @@ func killAhead(ctx context.Context, l *lab, r *rand.Rand) (string, error) {
 		all.Go(func() { (&load{lab: l}).enqueueOne(ctx, o) })
 	}
 	holders := func() []string { // none if the server is down
+		ctx, done := context.WithTimeout(ctx, leaseLength/4)
+		defer done()
 		rows, _ := l.admin.Query(ctx, `
 			SELECT split_part(r.leased_by, '-', 1)
 			FROM workflow_run r
 			WHERE r.status = 'leased' AND get_byte(uuid_send(r.lease_token), 6) >> 4 = 8 AND NOT EXISTS (SELECT FROM workflow_begun b WHERE b.token = r.lease_token)
-			GROUP BY 1
-			ORDER BY count(*) DESC`)
+			GROUP BY 1`)
 		names, _ := pgx.CollectRows(rows, pgx.RowTo[string])
 		return names
 	}
 	sleep(ctx, time.Until(due))
 	for ; time.Since(due) < 2*time.Second && ctx.Err() == nil; sleep(ctx, 2*time.Millisecond) {
-		for _, name := range holders() {
-			i := slices.IndexFunc(l.slots, func(s *slot) bool { return s.name == name })
-			if i <= 0 {
-				continue
-			}
-			s, hit := l.slots[i], false
-			s.hold(func() bool {
-				sleep(ctx, 20*time.Millisecond) // for what it has sent
-				hit = slices.Contains(holders(), name)
-				return hit
-			})
-			if hit {
-				return name, nil
-			}
-			break
+		most := holders()
+		i := slices.IndexFunc(l.slots[1:], func(s *slot) bool { return slices.Contains(most, s.name) })
+		if i < 0 {
+			continue
+		}
+		s, killed := l.slots[1+i], false
+		s.hold(func() {
+			sleep(ctx, 20*time.Millisecond) // for what it has sent
+			killed = slices.Contains(holders(), s.name) && s.kill()
+		})
+		if killed {
+			return s.name, nil
 		}
 	}
 	return noOne, nil

@@ -207,7 +207,8 @@ BEGIN
         WHERE c.relnamespace = 't'::regnamespace AND c.relkind = 'r' AND c.relname LIKE 'removed\_%' AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
         GROUP BY c.relname
     LOOP
-        EXECUTE format('INSERT INTO public.%1$I (%2$s) OVERRIDING SYSTEM VALUE SELECT %2$s FROM t.%3$I WHERE %4$s ON CONFLICT DO NOTHING', kept.name, kept.columns, 'removed_' || kept.name, kept.rightly);
+        EXECUTE format('INSERT INTO public.%1$I (%2$s) OVERRIDING SYSTEM VALUE SELECT %2$s FROM t.%3$I WHERE %4$s %5$s', kept.name, kept.columns, 'removed_' || kept.name, kept.rightly,
+            CASE kept.name WHEN 'process_instance' THEN 'ON CONFLICT DO NOTHING' END); -- see I30d
     END LOOP;
 END
 $$;

@@ -103,18 +103,6 @@ func exitCode(err error) int {
 	return exit.ExitCode()
 }
 
-// hold stops the process for as long as f takes, and kills it if f reports true. It does nothing if the process is not
-// running.
-func (s *slot) hold(f func() bool) {
-	pid := s.pid()
-	if pid == 0 || syscall.Kill(pid, syscall.SIGSTOP) != nil {
-		return
-	}
-	if !f() || !s.kill() {
-		_ = syscall.Kill(pid, syscall.SIGCONT)
-	}
-}
-
 // kill ends the process at once, even if it is frozen.
 func (s *slot) kill() bool { return s.signal(syscall.SIGKILL, "kill") }
 
@@ -129,7 +117,11 @@ func (s *slot) limit(kb int) {
 }
 
 // freeze stops the process for a while.
-func (s *slot) freeze(d time.Duration) bool {
+func (s *slot) freeze(d time.Duration) bool { return s.hold(func() { time.Sleep(d) }) }
+
+// hold stops the process for as long as f takes, which may kill it. It returns false, and does not call f, if no process
+// runs, or it is stopped or ends already.
+func (s *slot) hold(f func()) bool {
 	s.mu.Lock()
 	cmd := s.cmd
 	if cmd == nil || s.frozen || s.expect != "" {
@@ -139,7 +131,7 @@ func (s *slot) freeze(d time.Duration) bool {
 	s.frozen = true
 	_ = cmd.Process.Signal(syscall.SIGSTOP)
 	s.mu.Unlock()
-	time.Sleep(d)
+	f()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_ = cmd.Process.Signal(syscall.SIGCONT)

@@ -2,7 +2,7 @@
 -- loaded from the files. Only this file knows the product's tables. The table t.invariant below has one row for each
 -- rule, and n must be 0.
 
-CREATE TABLE t.back AS SELECT id FROM process_instance JOIN t.removed_process_instance USING (id);
+CREATE TABLE t.back AS SELECT id FROM (SELECT id FROM process_instance UNION ALL SELECT id FROM t.removed_process_instance) i GROUP BY id HAVING count(*) > 1;
 SELECT t.put_back(); -- the rows that retention has removed
 CREATE INDEX ON chaos_effect (run_id);
 CREATE INDEX ON outbox_event (aggregate_id);
