@@ -109,6 +109,35 @@ func (s *site) endless(priority int) uuid.UUID {
 	return query[uuid.UUID](s.t, s.pool, `INSERT INTO workflow_run (type, payload) VALUES ('graph.start.v1', jsonb_build_object('process', $1::text, 'input', '{"end": false}'::jsonb, 'priority', $2::int)) RETURNING id`, p, priority)
 }
 
+// The step after one that was at work when its instance was paused is not carried on. It is held, and executed once the
+// instance is resumed.
+func TestStepOfAPausedInstanceIsHeld(t *testing.T) {
+	t.Parallel()
+	s := newEmptySite(t)
+	s.happens = func(name string, _ int) {
+		if name == "A" {
+			query[int](t, s.pool, `SELECT count(process_pause(id)) FROM process_instance WHERE paused_at IS NULL AND completed_at IS NULL`)
+		}
+	}
+	s.worker = s.hire()
+	p := s.deploy("A", step("A", "B")+","+step("B", ""))
+	s.noted()
+	for range 10 {
+		id := s.start(p, `{}`)
+		await(t, "the step after the one that was at work", func() bool {
+			return query[bool](t, s.pool, `SELECT EXISTS (SELECT FROM workflow_run r JOIN process_token k ON k.id = r.token_id WHERE k.instance_id = $1 AND r.node = 'B')`, id)
+		})
+		if held := query[bool](t, s.pool, `SELECT held_at IS NOT NULL AND lease_no = 0 FROM workflow_run r JOIN process_token k ON k.id = r.token_id WHERE k.instance_id = $1 AND r.node = 'B'`, id); !held {
+			t.Error("the step is not held although its instance is paused")
+		}
+		s.resume(id)
+		s.status(id, graph.Completed)
+	}
+	if leased := query[int](t, s.pool, `SELECT count(*) FROM noted WHERE node = 'A' AND status = 'leased'`); leased == 0 {
+		t.Error("no step was carried on, so nothing was tested")
+	}
+}
+
 // No step of a paused type begins once the worker has looked, though every step before it was carried on. Nothing is
 // charged for the steps that had to wait, and the chain continues after the pause.
 func TestPauseStopsAChain(t *testing.T) {
