@@ -60,7 +60,7 @@ func newEmptySite(t *testing.T) *site {
 	t.Helper()
 	s := &site{t: t, pool: pgtest.New(t), mux: worker.NewMux(), runs: map[string]map[uuid.UUID]bool{}, fate: newFate(t), log: &testWriter{t: t}}
 	t.Cleanup(s.log.close)
-	worker.Handle(s.mux, "test.step.v1", func(ctx context.Context, in map[string]any) (map[string]any, error) {
+	perform := func(ctx context.Context, in map[string]any) (map[string]any, error) {
 		call := s.called(ctx, fmt.Sprint(in["name"]))
 		if ms, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
 			if ms >= 10_000 { // the test cuts this step off; shorter steps ignore ctx and report late
@@ -76,7 +76,9 @@ func newEmptySite(t *testing.T) *site {
 			return nil, run.Permanent(run.WithCode(code, fmt.Errorf("it was told to fail")))
 		}
 		return in, nil
-	})
+	}
+	worker.Handle(s.mux, "test.step.v1", perform)
+	worker.Handle(s.mux, "rival.step.v1", perform)
 	worker.Handle(s.mux, "test.undo.v1", func(ctx context.Context, in struct {
 		Input   map[string]any `json:"input"`
 		Output  any            `json:"output"`
