@@ -116,7 +116,7 @@ func TestEveryFunctionThatActs(t *testing.T) {
 		WHERE p.oid IN (SELECT workflow_functions()) AND p.prosecdef AND p.prorettype <> 'trigger'::regtype
 		  AND p.proname !~ '_v[0-9]+$' -- programs' own, which act for nobody
 		  AND p.proargnames[p.pronargs] IS DISTINCT FROM 'on_behalf_of'`),
-		"outbox_behind, outbox_emit, workflow_backlog, workflow_console, workflow_earlier, workflow_out_of_bounds, workflow_overrides, workflow_stalled_types") // an event belongs to its writer; guards and views call these, people do not
+		"outbox_behind, outbox_emit, workflow_backlog, workflow_console, workflow_earlier, workflow_out_of_bounds, workflow_overrides, workflow_run_refuse_insert, workflow_stalled_types") // an event belongs to its writer; guards and views call these, people do not
 	calls := strings.Split(g.do(`
 		SELECT string_agg(format('SELECT %s(%s)', p.oid::regproc, (SELECT string_agg('NULL::' || format_type(a, NULL), ', ') FROM unnest(p.proargtypes) a)), ';')
 		FROM pg_proc p WHERE p.oid IN (SELECT workflow_functions()) AND 'on_behalf_of' = ANY (p.proargnames)`), ";")

@@ -299,7 +299,7 @@ func TestConditionsAreShort(t *testing.T) {
 	}{
 		"lease":  {16, "{status, lease_token, leased_by, lease_no, attempt, alone, started_at, updated_at, lease_until, deadline_at}", 31_500},
 		"settle": {16, "{status, result, suspect, finished_at, settled_token, settled_by, updated_at, lease_token, lease_until, leased_by, deadline_at}", 33_500},
-		"insert": {4, "{}", 42_500},
+		"insert": {4, "{}", 14_000},
 	} {
 		n, err := strconv.Atoi(s.do(fmt.Sprintf(`
 			SELECT (SELECT sum(length(t.tgqual)) FROM pg_trigger t

@@ -162,3 +162,25 @@ func TestClientEncoding(t *testing.T) {
 	s.expect("name", s.of(id, `payload ->> 'name'`), "Müller")
 	s.expect("key", s.of(id, `idempotency_key`), "é")
 }
+
+// A role that puts operators and functions of its own before those of PostgreSQL and ours has its rows looked at all the same.
+func TestInsertInAnotherSearchPath(t *testing.T) {
+	s, _ := psql(t)
+	home := s.do(`SELECT quote_ident(current_schema())`)
+	s.do(`CREATE SCHEMA decoy;
+		CREATE FUNCTION decoy.yes(text, text) RETURNS boolean LANGUAGE sql RETURN true;
+		CREATE FUNCTION decoy.yes(integer, integer) RETURNS boolean LANGUAGE sql RETURN true;
+		CREATE OPERATOR decoy.~ (LEFTARG = text, RIGHTARG = text, FUNCTION = decoy.yes);
+		CREATE OPERATOR decoy.= (LEFTARG = text, RIGHTARG = text, FUNCTION = decoy.yes);
+		CREATE OPERATOR decoy.<= (LEFTARG = integer, RIGHTARG = integer, FUNCTION = decoy.yes);
+		CREATE FUNCTION decoy.jsonb_typeof(jsonb) RETURNS text LANGUAGE sql RETURN 'object';
+		CREATE FUNCTION decoy.workflow_run_is_new(` + home + `.workflow_run) RETURNS boolean LANGUAGE sql RETURN true;
+		CREATE FUNCTION decoy.workflow_run_refuse_insert(` + home + `.workflow_run) RETURNS void LANGUAGE sql RETURN NULL;
+		SET search_path = decoy, pg_catalog, ` + home)
+	for _, row := range []string{
+		`(type) VALUES ('no type')`, `(type, created_by) VALUES ('a.b', 'the pope')`, `(type, priority) VALUES ('a.b', 101)`, `(type, payload) VALUES ('a.b', '[]')`,
+	} {
+		s.refused(`INSERT INTO workflow_run `+row, "23514", "", "workflow_run: ")
+	}
+	s.do(`INSERT INTO workflow_run (type) VALUES ('a.b')`)
+}

@@ -2,22 +2,27 @@ package sql_test
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// Everything that the head of a migration lists exists under that name, and the list is aligned. The comments of
+// Everything that the head of a migration lists exists under that name, unless a later one drops it, and the list is aligned. The comments of
 // workflow_set_aside name each kind, and say that the refused outcome is not with one worker alone.
 func TestWords(t *testing.T) {
 	s, _ := psql(t)
 	listed := regexp.MustCompile(`(?m)^--   ([a-z]+_[a-z_0-9]+)( +)`)
-	for _, m := range sql.Migrations() {
+	migrations := sql.Migrations()
+	for i, m := range migrations {
 		width := 0
+		dropped := func(name string) bool {
+			return slices.ContainsFunc(migrations[i+1:], func(later sql.Migration) bool { return strings.Contains(later.SQL, "DROP TRIGGER "+name+" ") })
+		}
 		for _, found := range listed.FindAllStringSubmatch(m.SQL, -1) {
 			if s.do(strings.ReplaceAll(`SELECT to_regclass('$') IS NOT NULL OR EXISTS (SELECT FROM pg_proc WHERE proname = '$' OR '$' = ANY (proargnames)) OR EXISTS (SELECT FROM pg_trigger WHERE tgname = '$')`,
-				"$", found[1])) != "t" {
+				"$", found[1])) != "t" && !dropped(found[1]) {
 				t.Errorf("%s lists %s, which is not there", m.Name, found[1])
 			}
 			if width > 0 && len(found[0]) != width {

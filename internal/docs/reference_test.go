@@ -119,7 +119,7 @@ func TestReferenceOfSQL(t *testing.T) {
 		process_paused_with process_scopes process_task_finish process_trace process_undoes workflow_advance workflow_age workflow_at_work
 		workflow_beyond workflow_console workflow_covers workflow_document_problem workflow_edit workflow_event_id workflow_follows
 		workflow_for_others workflow_functions workflow_key_of workflow_open_rows workflow_overrides workflow_relations workflow_row_is
-		workflow_span workflow_stalled_types workflow_unremoved_id`) {
+		workflow_run_is_new workflow_run_refuse_insert workflow_run_refuse_reserved workflow_span workflow_stalled_types workflow_unremoved_id`) {
 		ours[name] = true
 	}
 	versioned := regexp.MustCompile(`_v[0-9]+$`)

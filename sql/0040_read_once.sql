@@ -1,0 +1,121 @@
+-- simple-workflow 0040: what an insert has to read.
+--
+-- PostgreSQL parses the conditions of all triggers of a table anew for each statement. Those of the insert guards were 26 kB, which took most of the time of
+-- an insert of one run. What a function in PL/pgSQL asks is planned once in a session.
+--
+--   workflow_run_is_new          whether a row is what a new run looks like: true or null for nearly all
+--   workflow_run_refuse_insert,
+--   workflow_run_refuse_reserved look at the others, as before, and say in words what they refuse
+--   workflow_run_guard_insert    asks them for each row
+DO $do$
+BEGIN
+    PERFORM set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true); -- as in 0001
+END
+$do$;
+
+-- The conditions of the triggers of 0036 and 0010, in one. The names in it were resolved when it was created, so that nobody can replace an operator by one
+-- that comes first in his search_path. It is put in place of its call, as a function is that has neither SET nor SECURITY DEFINER and is called volatile.
+CREATE FUNCTION workflow_run_is_new(new workflow_run) RETURNS boolean
+LANGUAGE sql VOLATILE
+RETURN
+    new.type ~ '^[a-z0-9_-]+(\.[a-z0-9_-]+)+$' AND length(new.type) <= 200
+    AND new.created_by = session_user || coalesce(' [' || translate(nullif(current_setting('application_name'), ''), '[]', '()') || ']', '')
+    AND new.priority BETWEEN -100 AND 100 AND new.max_attempts BETWEEN 1 AND 1000
+    AND new.postponed = 0 AND NOT new.suspect
+    AND (new.status = 'pending' AND new.attempt = 0 AND new.lease_no = 0
+         AND new.lease_token IS NULL AND new.leased_by IS NULL AND coalesce(new.lease_until, new.started_at, new.deadline_at) IS NULL
+         OR new.status = 'leased' AND new.attempt = 1 AND new.lease_no = 1 AND new.token_id IS NOT NULL AND new.started_at = statement_timestamp()
+         AND coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE'))
+    AND coalesce(new.settled_token::text, new.settled_by) IS NULL AND new.finished_at IS NULL
+    AND new.result IS NULL AND new.error IS NULL AND new.last_error IS NULL
+    AND coalesce(new.held_at, new.deleted_at) IS NULL AND new.delete_reason IS NULL AND new.created_at BETWEEN now() AND clock_timestamp()
+    AND new.run_at BETWEEN '2000-01-01' AND now() + interval '10 years'
+    AND length(new.idempotency_key) BETWEEN 1 AND 200 -- null passes
+    AND length(new.tenant_id) BETWEEN 1 AND 200
+    AND jsonb_typeof(new.payload) = 'object'
+    -- The text is the dear part: it is made once. Without 32 zeros in a row it has at most six times the bytes that are stored, so that
+    -- it is within its limit; and an exponent above 308 spells out more of them. What has them, is large or comes compressed is looked at there.
+    AND pg_column_size(new.payload) < 40000 AND pg_column_compression(new.payload) IS NULL
+    AND strpos(new.payload::text, '00000000000000000000000000000000') = 0
+    -- 64 levels and one more are stored in 520 bytes, or written in 130. Nothing that could hold more lies 64 levels below the top.
+    AND (pg_column_size(new.payload) < 512
+         OR NOT jsonb_path_exists(new.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")'))
+    AND jsonb_typeof(new.metadata) = 'object' AND octet_length(new.metadata::text) < 130
+    -- What the engine alone may enqueue.
+    AND (new.token_id IS NULL AND new.node IS NULL AND (NOT new.type ^@ 'graph.' OR new.type = 'graph.start.v1' AND NOT new.payload ? 'parent')
+         OR coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE'));
+COMMENT ON FUNCTION workflow_run_is_new(workflow_run) IS 'Whether the row is what a new run looks like. False: workflow_run_refuse_insert and workflow_run_refuse_reserved look at it. Null: a column lacks its value, which NOT NULL says.';
+
+-- As before, but of a row that they are given, and they return if they have nothing against it. The second one asks what the condition of its trigger asked.
+DO $do$
+DECLARE
+    given   CONSTANT text := '(new workflow_run)';
+    nothing CONSTANT text := E'BEGIN\n    IF NOT ((new.token_id IS NOT NULL OR new.node IS NOT NULL OR new.type ^@ ''graph.''\n'
+        '            AND (new.type <> ''graph.start.v1'' OR new.payload ? ''parent'')) AND NOT workflow_at_work()) THEN\n        RETURN;\n    END IF;\n';
+    f       record;
+    made    text;
+BEGIN
+    FOR f IN SELECT * FROM (VALUES
+        ('workflow_run_refuse_insert',   false),
+        ('workflow_run_refuse_reserved', true)) AS x (name, asks)
+    LOOP
+        made := pg_get_functiondef((f.name || '()')::regprocedure);
+        made := replace(made, f.name || '()', f.name || given);
+        made := replace(replace(made, 'RETURNS trigger', 'RETURNS void'), 'RETURN NEW;', 'RETURN;');
+        made := replace(replace(made, 'TG_TABLE_NAME', '''workflow_run'''), 'TG_OP', '''INSERT''');
+        IF f.asks THEN
+            made := regexp_replace(made, '\mBEGIN\n', nothing);
+        END IF;
+        EXECUTE made;
+    END LOOP;
+END
+$do$;
+
+DROP TRIGGER workflow_run_reserved_guard ON workflow_run;
+DROP FUNCTION workflow_run_refuse_reserved();
+
+-- Its calls name their schema for the same reason. A SET clause would take longer than all that is asked.
+DO $do$
+BEGIN
+    EXECUTE format($q$
+        CREATE FUNCTION workflow_run_guard_insert() RETURNS trigger
+        LANGUAGE plpgsql AS $fn$
+        BEGIN
+            IF %1$I.workflow_run_is_new(NEW) IS FALSE THEN
+                PERFORM %1$I.workflow_run_refuse_insert(NEW);
+                PERFORM %1$I.workflow_run_refuse_reserved(NEW);
+            END IF;
+            RETURN NEW;
+        END
+        $fn$
+    $q$, current_schema());
+END
+$do$;
+CREATE OR REPLACE TRIGGER workflow_run_insert_guard BEFORE INSERT ON workflow_run
+    FOR EACH ROW EXECUTE FUNCTION workflow_run_guard_insert();
+DROP FUNCTION workflow_run_refuse_insert();
+
+-- What is new is ours, in the list of 0020, belongs to whom the rest belongs to, and is called with the rights of whoever inserts a run.
+REVOKE ALL ON FUNCTION workflow_run_guard_insert(), workflow_run_is_new(workflow_run), workflow_run_refuse_insert(workflow_run), workflow_run_refuse_reserved(workflow_run) FROM PUBLIC;
+DO $do$
+DECLARE
+    own   oid := (SELECT c.relowner FROM pg_class c WHERE c.oid = 'workflow_run'::regclass);
+    r     regrole;
+    thing text;
+BEGIN
+    EXECUTE replace(pg_get_functiondef('workflow_functions()'::regprocedure), $q$'{$q$, $q$'{workflow_run_is_new, workflow_run_guard_insert, $q$);
+    FOR r IN
+        SELECT x.grantee FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) AS x
+        WHERE c.oid = 'workflow_run'::regclass AND x.privilege_type = 'INSERT' AND x.grantee <> own
+        UNION
+        SELECT x.grantee FROM pg_attribute a CROSS JOIN LATERAL aclexplode(a.attacl) AS x
+        WHERE a.attrelid = 'workflow_run'::regclass AND x.privilege_type = 'INSERT' AND x.grantee <> own
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_run_is_new(workflow_run), workflow_run_refuse_insert(workflow_run), workflow_run_refuse_reserved(workflow_run) TO %s',
+                       CASE WHEN r = 0::regrole THEN 'PUBLIC' ELSE r::text END);
+    END LOOP;
+    FOR thing IN SELECT p.oid::regprocedure FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours WHERE p.proowner <> own LOOP
+        EXECUTE format('ALTER FUNCTION %s OWNER TO %s', thing, own::regrole);
+    END LOOP;
+END
+$do$;
