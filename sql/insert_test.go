@@ -174,7 +174,6 @@ func TestInsertInAnotherSearchPath(t *testing.T) {
 		CREATE OPERATOR decoy.= (LEFTARG = text, RIGHTARG = text, FUNCTION = decoy.yes);
 		CREATE OPERATOR decoy.<= (LEFTARG = integer, RIGHTARG = integer, FUNCTION = decoy.yes);
 		CREATE FUNCTION decoy.jsonb_typeof(jsonb) RETURNS text LANGUAGE sql RETURN 'object';
-		CREATE FUNCTION decoy.workflow_run_is_new(` + home + `.workflow_run) RETURNS boolean LANGUAGE sql RETURN true;
 		CREATE FUNCTION decoy.workflow_run_refuse_insert(` + home + `.workflow_run) RETURNS void LANGUAGE sql RETURN NULL;
 		SET search_path = decoy, pg_catalog, ` + home)
 	for _, row := range []string{
