@@ -49,30 +49,52 @@ RETURN
     AND (token_id IS NULL AND node IS NULL AND (NOT type ^@ 'graph.' OR type = 'graph.start.v1' AND NOT payload ? 'parent')
          OR coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE'));
 
--- As before, but of a row that they are given, and they return if they have nothing against it. The second one asks what the condition of its trigger asked.
+-- As before, but of a row that they are given, and they return if they have nothing against it.
 DO $do$
 DECLARE
-    given   CONSTANT text := '(new workflow_run)';
-    nothing CONSTANT text := E'BEGIN\n    IF NOT ((new.token_id IS NOT NULL OR new.node IS NOT NULL OR new.type ^@ ''graph.''\n'
-        '            AND (new.type <> ''graph.start.v1'' OR new.payload ? ''parent'')) AND NOT workflow_at_work()) THEN\n        RETURN;\n    END IF;\n';
-    f       record;
-    made    text;
+    was  text := pg_get_functiondef('workflow_run_refuse_insert()'::regprocedure);
+    made text;
 BEGIN
-    FOR f IN SELECT * FROM (VALUES
-        ('workflow_run_refuse_insert',   false),
-        ('workflow_run_refuse_reserved', true)) AS x (name, asks)
-    LOOP
-        made := pg_get_functiondef((f.name || '()')::regprocedure);
-        made := replace(made, f.name || '()', f.name || given);
-        made := replace(replace(made, 'RETURNS trigger', 'RETURNS void'), 'RETURN NEW;', 'RETURN;');
-        made := replace(replace(made, 'TG_TABLE_NAME', '''workflow_run'''), 'TG_OP', '''INSERT''');
-        IF f.asks THEN
-            made := regexp_replace(made, '\mBEGIN\n', nothing);
-        END IF;
-        EXECUTE made;
-    END LOOP;
+    made := replace(replace(replace(was, 'workflow_run_refuse_insert()', 'workflow_run_refuse_insert(new workflow_run)'), 'RETURNS trigger', 'RETURNS void'), 'RETURN NEW;', 'RETURN;');
+    made := replace(made, 'workflow_overrides(TG_TABLE_NAME, TG_OP,', 'workflow_overrides(''workflow_run'', ''INSERT'',');
+    IF strpos(made, '(new workflow_run)') = 0 OR strpos(made, 'RETURNS void') = 0 OR made ~ 'TG_|RETURN NEW' THEN
+        RAISE EXCEPTION 'workflow_run_refuse_insert is not that of 0036';
+    END IF;
+    EXECUTE made;
 END
 $do$;
+
+-- As in 0024, with what the condition of its trigger asked before. It runs with the rights of who inserts, so it calls no function of ours before it has to.
+CREATE FUNCTION workflow_run_refuse_reserved(new workflow_run) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+BEGIN
+    IF ((new.token_id IS NOT NULL OR new.node IS NOT NULL OR new.type ^@ 'graph.' AND (new.type <> 'graph.start.v1' OR new.payload ? 'parent'))
+        AND NOT (coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE'))) IS NOT TRUE THEN
+        RETURN; -- null: NOT NULL says which column lacks its value
+    ELSIF new.token_id IS NULL AND new.node IS NULL
+       AND new.type = ANY ('{graph.start.v1, graph.message.v1, graph.signal.v1, graph.complete_task.v1, graph.cancel.v1, graph.fail.v1, graph.retry.v1, graph.restart.v1}')
+       AND NOT (new.type = 'graph.start.v1' AND new.payload ? 'parent') THEN
+        RETURN;
+    -- Workers from before 0024 bring messages and signals without saying that they are the engine: there its
+    -- role is enough, and what such a run names is checked when it is carried out.
+    ELSIF new.type = 'graph.arrive.v1' AND new.token_id IS NOT NULL AND new.payload ?| '{message,signal}' AND has_table_privilege('process_token'::regclass, 'UPDATE') THEN
+        RETURN;
+    ELSIF coalesce(current_setting('workflow.override', true), '') ~ '\S' THEN
+        IF workflow_overrides('workflow_run', 'INSERT', jsonb_build_object('id', new.id)) THEN
+            RETURN;
+        END IF;
+    END IF;
+    RAISE EXCEPTION 'workflow_run: %', CASE
+            WHEN new.token_id IS NOT NULL OR new.node IS NOT NULL THEN 'a run of a process, with token_id or node, is inserted by the engine alone'
+            WHEN new.type = 'graph.start.v1' THEN 'parent in the payload of graph.start.v1 is set by the engine alone'
+            ELSE format('%L is enqueued by the engine alone', left(new.type, 120)) END
+        USING ERRCODE = 'insufficient_privilege', TABLE = 'workflow_run', CONSTRAINT = 'workflow_run_reserved_guard',
+              HINT = CASE WHEN new.token_id IS NOT NULL OR new.node IS NOT NULL THEN 'Leave them out: a process enqueues its steps itself.'
+                          WHEN new.type = 'graph.start.v1' THEN 'Leave parent out: only a call node of a process starts an instance that it waits for.'
+                          ELSE 'Commands to processes are graph.start.v1, message, signal, complete_task, cancel, fail, retry and restart: see docs/processes.md.' END
+                     || ' The owner can, on record: SET LOCAL workflow.override = ''why''.';
+END
+$fn$;
 
 DROP TRIGGER workflow_run_reserved_guard ON workflow_run;
 DROP FUNCTION workflow_run_refuse_reserved();
@@ -84,7 +106,7 @@ DECLARE
     is_new pg_proc := (SELECT p FROM pg_proc p WHERE p.proname = 'workflow_run_is_new' AND p.pronamespace = quote_ident(current_schema())::regnamespace);
 BEGIN
     EXECUTE format('COMMENT ON FUNCTION %s IS %L', is_new.oid::regprocedure,
-        'Whether a row is what a new run looks like. False: workflow_run_refuse_insert and workflow_run_refuse_reserved look at it. Null: a column lacks its value, which NOT NULL says.');
+        'Whether a row is what a new run looks like. False: workflow_run_refuse_insert and workflow_run_refuse_reserved look at it. Null, like true, lets it pass: columns that may be null are, or NOT NULL refuses it.');
     EXECUTE format($q$
         CREATE FUNCTION workflow_run_guard_insert() RETURNS trigger
         LANGUAGE plpgsql STABLE AS $fn$

@@ -150,7 +150,7 @@ func TestUpgradeKeepsRights(t *testing.T) {
 			EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_hand', (SELECT p.oid::regprocedure FROM pg_proc p WHERE p.proname = 'workflow_lease_v1'));
 			EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_look', (SELECT p.oid::regprocedure FROM pg_proc p WHERE p.proname = 'workflow_span'));
 		END $$;
-		GRANT SELECT ON workflow_working TO %[1]s_look; GRANT SELECT ON ALL TABLES IN SCHEMA public TO %[1]s_op; GRANT SELECT, UPDATE (held_at) ON workflow_run TO %[1]s_hand; GRANT UPDATE (delivered_to) ON outbox_event TO %[1]s_hand`, named))
+		GRANT SELECT ON workflow_working TO %[1]s_look; GRANT SELECT ON ALL TABLES IN SCHEMA public TO %[1]s_op; GRANT SELECT, UPDATE (held_at) ON workflow_run TO %[1]s_hand; GRANT INSERT (type) ON workflow_run TO %[1]s_hand; GRANT EXECUTE ON FUNCTION workflow_uuid() TO %[1]s_hand; GRANT UPDATE (delivered_to) ON outbox_event TO %[1]s_hand`, named))
 	up(t, s)
 	id := s.do(`SELECT workflow_enqueue('billing.x')`)
 	s.expect("may lease suspects", s.do(`SELECT has_function_privilege('`+named+`_hand', p.oid, 'EXECUTE') FROM pg_proc p WHERE p.proname = 'workflow_lease_v2'`), "t")
@@ -159,7 +159,7 @@ func TestUpgradeKeepsRights(t *testing.T) {
 		UNION ALL SELECT c.oid::regclass::text, c.relowner FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) AND c.relname <> 'workflow_schema') AS o WHERE o.owner <> '`+named+`_owner'::regrole`), "")
 	s.expect("everybody", s.do(`SELECT count(*) FROM pg_proc p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
 		WHERE p.oid IN (SELECT workflow_functions()) AND a.grantee = 0`), "0")
-	s.do(`SET ROLE ` + named + `_hand; UPDATE workflow_run SET held_at = now(); UPDATE workflow_run SET held_at = NULL; SELECT outbox_last_id_v1(), outbox_set_right_v1(); RESET ROLE`)
+	s.do(`SET ROLE ` + named + `_hand; UPDATE workflow_run SET held_at = now(); UPDATE workflow_run SET held_at = NULL; SELECT outbox_last_id_v1(), outbox_set_right_v1(); BEGIN; INSERT INTO workflow_run (type) VALUES ('a.b'); INSERT INTO workflow_run (type) VALUES ('graph.message.v1'); ROLLBACK; RESET ROLE`)
 	s.do(`SET ROLE ` + named + `_look; SELECT * FROM workflow_working; RESET ROLE`) // a role that may call no function that acts
 	s.do(`SET ROLE ` + named + `_op; SELECT * FROM workflow_waiting; SELECT * FROM workflow_working; SELECT * FROM outbox_lag; SELECT outbox_set_right_v1(); SELECT workflow_why('` + id + `')`)
 	s.expect("can act", s.do(`SELECT workflow_cancel('`+id+`', 'why')`), "cancelled")

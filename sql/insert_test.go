@@ -4,6 +4,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
 // Rows that no worker could handle are refused on insert, with the column, the value and a way out, and nothing is
@@ -175,11 +177,44 @@ func TestInsertInAnotherSearchPath(t *testing.T) {
 		CREATE OPERATOR decoy.<= (LEFTARG = integer, RIGHTARG = integer, FUNCTION = decoy.yes);
 		CREATE FUNCTION decoy.jsonb_typeof(jsonb) RETURNS text LANGUAGE sql RETURN 'object';
 		CREATE FUNCTION decoy.workflow_run_refuse_insert(` + home + `.workflow_run) RETURNS void LANGUAGE sql RETURN NULL;
+		CREATE FUNCTION decoy.workflow_run_refuse_reserved(` + home + `.workflow_run) RETURNS void LANGUAGE sql RETURN NULL;
 		SET search_path = decoy, pg_catalog, ` + home)
 	for _, row := range []string{
 		`(type) VALUES ('no type')`, `(type, created_by) VALUES ('a.b', 'the pope')`, `(type, priority) VALUES ('a.b', 101)`, `(type, payload) VALUES ('a.b', '[]')`,
 	} {
 		s.refused(`INSERT INTO workflow_run `+row, "23514", "", "workflow_run: ")
 	}
+	s.refused(`INSERT INTO workflow_run (type) VALUES ('graph.timer.v1')`, "42501", "Commands to processes", "engine alone")
 	s.do(`INSERT INTO workflow_run (type) VALUES ('a.b')`)
+}
+
+// A role that was granted by hand what docs/roles.md names may insert whatever anybody may, and is refused in words.
+func TestInsertWithGrantsByHand(t *testing.T) {
+	s, _ := psql(t)
+	hand := pgtest.RolesName(t, s.conn.Config().ConnString()) + "_hand"
+	s.do(`CREATE ROLE ` + hand + `; GRANT INSERT (type, payload, metadata), SELECT (id) ON workflow_run TO ` + hand + `;
+		DO $$ DECLARE f regprocedure; BEGIN
+			FOR f IN SELECT oid FROM pg_proc WHERE proname IN ('workflow_uuid', 'workflow_run_is_new', 'workflow_run_refuse_insert', 'workflow_run_refuse_reserved') LOOP
+				EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO ` + hand + `', f);
+			END LOOP;
+		END $$; SET ROLE ` + hand)
+	for _, row := range []string{
+		`(type) VALUES ('a.b')`,
+		`(type, metadata) VALUES ('a.b', jsonb_build_object('tag', repeat('x', 200)))`,
+		`(type, payload) VALUES ('a.b', jsonb_build_object('text', repeat('x', 50000)))`,
+		`(type) VALUES ('graph.message.v1')`,
+	} {
+		s.do(`INSERT INTO workflow_run ` + row)
+	}
+	s.refused(`INSERT INTO workflow_run (type) VALUES ('graph.timer.v1')`, "42501", "Commands to processes", "engine alone")
+	s.refused(`INSERT INTO workflow_run (type) VALUES ('a b')`, "23514", "segments of a-z", "type 'a b'")
+}
+
+// A row that lacks a value is refused for that, whatever else it has.
+func TestInsertWithoutValues(t *testing.T) {
+	s, _ := psql(t)
+	long := `jsonb_build_object('tag', repeat('x', 200))`
+	s.refused(`INSERT INTO workflow_run (type, priority) VALUES (NULL, 500)`, "23502", "", `"type"`)
+	s.refused(`INSERT INTO workflow_run (type, metadata) VALUES (NULL, `+long+`)`, "23502", "", `"type"`)
+	s.refused(`INSERT INTO workflow_run (type, payload, metadata) VALUES ('graph.start.v1', NULL, `+long+`)`, "23502", "", `"payload"`)
 }

@@ -128,7 +128,8 @@ BEGIN
     EXECUTE format('GRANT INSERT (id, type, payload, run_at, priority, max_attempts, idempotency_key, metadata, tenant_id), SELECT (id) ON workflow_run TO %I', named || '_enqueue');
     EXECUTE format('GRANT INSERT (id, process_definition_id, status, tenant_id, priority, input_payload, metadata, version) ON process_instance TO %I', named || '_enqueue'); -- which starts it
     EXECUTE format('REVOKE INSERT ON outbox_event FROM %I, %I, %I', named || '_enqueue', named || '_worker', engine); -- they have outbox_append_v1
-    EXECUTE (SELECT format('GRANT EXECUTE ON FUNCTION workflow_uuid(), %s TO %I, %I', string_agg(p.oid::regprocedure::text, ', '), named || '_enqueue', named || '_worker') -- an insert of a run calls them
+    EXECUTE format('GRANT EXECUTE ON FUNCTION workflow_uuid() TO %I, %I', named || '_enqueue', named || '_worker');
+    EXECUTE (SELECT format('GRANT EXECUTE ON FUNCTION %s TO %I', string_agg(p.oid::regprocedure::text, ', '), named || '_enqueue') -- an insert of a run calls them
              FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours WHERE p.proname IN ('workflow_run_is_new', 'workflow_run_refuse_insert', 'workflow_run_refuse_reserved'));
     FOR thing IN SELECT p.oid::regprocedure::text AS name FROM workflow_functions() AS ours JOIN pg_proc p ON p.oid = ours
                  WHERE p.proname IN ('workflow_enqueue', 'workflow_enqueue_once', 'outbox_emit') LOOP
