@@ -29,8 +29,7 @@ RETURN
     AND priority BETWEEN -100 AND 100 AND max_attempts BETWEEN 1 AND 1000
     AND postponed = 0 AND NOT suspect
     AND (status = 'pending' AND attempt = 0 AND lease_no = 0 AND num_nonnulls(lease_token, leased_by, lease_until, started_at, deadline_at) = 0
-         OR status = 'leased' AND attempt = 1 AND lease_no = 1 AND token_id IS NOT NULL AND started_at = statement_timestamp()
-         AND coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE'))
+         OR status = 'leased' AND attempt = 1 AND lease_no = 1 AND token_id IS NOT NULL AND started_at = statement_timestamp()) -- by the engine alone, see the end
     AND num_nonnulls(settled_token, settled_by, finished_at, result, error, last_error, held_at, deleted_at, delete_reason) = 0
     AND created_at BETWEEN now() AND clock_timestamp()
     AND run_at BETWEEN '2000-01-01' AND now() + interval '10 years'
@@ -49,52 +48,33 @@ RETURN
     AND (token_id IS NULL AND node IS NULL AND (NOT type ^@ 'graph.' OR type = 'graph.start.v1' AND NOT payload ? 'parent')
          OR coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE'));
 
--- As before, but of a row that they are given, and they return if they have nothing against it.
+-- As before, but of a row that they are given, and they return if they have nothing against it. The second one asks first what the condition of its trigger
+-- asked. It runs with the rights of who inserts, so that is written out and calls no function of ours.
 DO $do$
 DECLARE
-    was  text := pg_get_functiondef('workflow_run_refuse_insert()'::regprocedure);
+    f    record;
     made text;
 BEGIN
-    made := replace(replace(replace(was, 'workflow_run_refuse_insert()', 'workflow_run_refuse_insert(new workflow_run)'), 'RETURNS trigger', 'RETURNS void'), 'RETURN NEW;', 'RETURN;');
-    made := replace(made, 'workflow_overrides(TG_TABLE_NAME, TG_OP,', 'workflow_overrides(''workflow_run'', ''INSERT'',');
-    IF strpos(made, '(new workflow_run)') = 0 OR strpos(made, 'RETURNS void') = 0 OR made ~ 'TG_|RETURN NEW' THEN
-        RAISE EXCEPTION 'workflow_run_refuse_insert is not that of 0036';
-    END IF;
-    EXECUTE made;
-END
-$do$;
-
--- As in 0024, with what the condition of its trigger asked before. It runs with the rights of who inserts, so it calls no function of ours before it has to.
-CREATE FUNCTION workflow_run_refuse_reserved(new workflow_run) RETURNS void
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $fn$
+    FOR f IN SELECT * FROM (VALUES
+        ('workflow_run_refuse_insert', E'\nBEGIN\n'),
+        ('workflow_run_refuse_reserved', $q$
 BEGIN
     IF ((new.token_id IS NOT NULL OR new.node IS NOT NULL OR new.type ^@ 'graph.' AND (new.type <> 'graph.start.v1' OR new.payload ? 'parent'))
         AND NOT (coalesce(current_setting('workflow.advance', true), '') = 'on' AND has_table_privilege('process_token'::regclass, 'UPDATE'))) IS NOT TRUE THEN
         RETURN; -- null: NOT NULL says which column lacks its value
-    ELSIF new.token_id IS NULL AND new.node IS NULL
-       AND new.type = ANY ('{graph.start.v1, graph.message.v1, graph.signal.v1, graph.complete_task.v1, graph.cancel.v1, graph.fail.v1, graph.retry.v1, graph.restart.v1}')
-       AND NOT (new.type = 'graph.start.v1' AND new.payload ? 'parent') THEN
-        RETURN;
-    -- Workers from before 0024 bring messages and signals without saying that they are the engine: there its
-    -- role is enough, and what such a run names is checked when it is carried out.
-    ELSIF new.type = 'graph.arrive.v1' AND new.token_id IS NOT NULL AND new.payload ?| '{message,signal}' AND has_table_privilege('process_token'::regclass, 'UPDATE') THEN
-        RETURN;
-    ELSIF coalesce(current_setting('workflow.override', true), '') ~ '\S' THEN
-        IF workflow_overrides('workflow_run', 'INSERT', jsonb_build_object('id', new.id)) THEN
-            RETURN;
-        END IF;
     END IF;
-    RAISE EXCEPTION 'workflow_run: %', CASE
-            WHEN new.token_id IS NOT NULL OR new.node IS NOT NULL THEN 'a run of a process, with token_id or node, is inserted by the engine alone'
-            WHEN new.type = 'graph.start.v1' THEN 'parent in the payload of graph.start.v1 is set by the engine alone'
-            ELSE format('%L is enqueued by the engine alone', left(new.type, 120)) END
-        USING ERRCODE = 'insufficient_privilege', TABLE = 'workflow_run', CONSTRAINT = 'workflow_run_reserved_guard',
-              HINT = CASE WHEN new.token_id IS NOT NULL OR new.node IS NOT NULL THEN 'Leave them out: a process enqueues its steps itself.'
-                          WHEN new.type = 'graph.start.v1' THEN 'Leave parent out: only a call node of a process starts an instance that it waits for.'
-                          ELSE 'Commands to processes are graph.start.v1, message, signal, complete_task, cancel, fail, retry and restart: see docs/processes.md.' END
-                     || ' The owner can, on record: SET LOCAL workflow.override = ''why''.';
+$q$)) AS x (name, begins)
+    LOOP
+        made := replace(pg_get_functiondef((f.name || '()')::regprocedure), f.name || '()', f.name || '(new workflow_run)');
+        made := replace(replace(made, 'RETURNS trigger', 'RETURNS void'), 'RETURN NEW;', 'RETURN;');
+        made := replace(replace(made, 'TG_TABLE_NAME, TG_OP', $q$'workflow_run', 'INSERT'$q$), E'\nBEGIN\n', f.begins);
+        IF strpos(made, '(new workflow_run)') * strpos(made, 'RETURNS void') * strpos(made, f.begins) = 0 OR made ~ 'TG_|RETURN NEW' THEN
+            RAISE EXCEPTION 'the function % is not that of an earlier migration', f.name;
+        END IF;
+        EXECUTE made;
+    END LOOP;
 END
-$fn$;
+$do$;
 
 DROP TRIGGER workflow_run_reserved_guard ON workflow_run;
 DROP FUNCTION workflow_run_refuse_reserved();
