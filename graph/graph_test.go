@@ -60,25 +60,7 @@ func newEmptySite(t *testing.T) *site {
 	t.Helper()
 	s := &site{t: t, pool: pgtest.New(t), mux: worker.NewMux(), runs: map[string]map[uuid.UUID]bool{}, fate: newFate(t), log: &testWriter{t: t}}
 	t.Cleanup(s.log.close)
-	perform := func(ctx context.Context, in map[string]any) (map[string]any, error) {
-		call := s.called(ctx, fmt.Sprint(in["name"]))
-		if ms, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
-			if ms >= 10_000 { // the test cuts this step off; shorter steps ignore ctx and report late
-				<-ctx.Done()
-				return nil, context.Cause(ctx)
-			}
-			time.Sleep(time.Duration(ms) * time.Millisecond)
-		}
-		if n, err := strconv.Atoi(fmt.Sprint(in["fails"])); err == nil && call <= n {
-			return nil, fmt.Errorf("not now")
-		}
-		if code, ok := in["fail"].(string); ok {
-			return nil, run.Permanent(run.WithCode(code, fmt.Errorf("it was told to fail")))
-		}
-		return in, nil
-	}
-	worker.Handle(s.mux, "test.step.v1", perform)
-	worker.Handle(s.mux, "rival.step.v1", perform)
+	worker.Handle(s.mux, "test.step.v1", s.perform)
 	worker.Handle(s.mux, "test.undo.v1", func(ctx context.Context, in struct {
 		Input   map[string]any `json:"input"`
 		Output  any            `json:"output"`
@@ -95,6 +77,25 @@ func newEmptySite(t *testing.T) *site {
 	})
 	s.engine = copied(t, s.pool)
 	return s
+}
+
+// perform is the handler of test.step.v1.
+func (s *site) perform(ctx context.Context, in map[string]any) (map[string]any, error) {
+	call := s.called(ctx, fmt.Sprint(in["name"]))
+	if ms, err := strconv.Atoi(fmt.Sprint(in["ms"])); err == nil {
+		if ms >= 10_000 { // the test cuts this step off; shorter steps ignore ctx and report late
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		}
+		time.Sleep(time.Duration(ms) * time.Millisecond)
+	}
+	if n, err := strconv.Atoi(fmt.Sprint(in["fails"])); err == nil && call <= n {
+		return nil, fmt.Errorf("not now")
+	}
+	if code, ok := in["fail"].(string); ok {
+		return nil, run.Permanent(run.WithCode(code, fmt.Errorf("it was told to fail")))
+	}
+	return in, nil
 }
 
 // altered is an engine whose parts a test changes with by.

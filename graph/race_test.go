@@ -30,6 +30,7 @@ func newCrowdedSite(t *testing.T) *site {
 // cover test.step.v1 and two cover rival.step.v1, and an instance with branches of both is settled by several workers.
 func (s *site) crowd() {
 	s.t.Helper()
+	worker.Handle(s.mux, "rival.step.v1", s.perform)
 	for _, prefix := range []string{"test.", "rival.", "test.", "rival."} {
 		s.change = func(c *worker.Config) {
 			c.Batch, c.Lease, c.Prefixes = 7, 10*time.Second, []string{prefix}

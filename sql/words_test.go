@@ -9,8 +9,9 @@ import (
 	"github.com/simple-workflow/simple-workflow/sql"
 )
 
-// Everything that the head of a migration lists exists under that name, unless a later one drops it, and the list is aligned. The comments of
-// workflow_set_aside name each kind, and say that the refused outcome is not with one worker alone.
+// Everything that the head of a migration lists exists under that name, unless a later one drops it, and the list is
+// aligned. The comments of workflow_set_aside name each kind, and say that the refused outcome is not with one worker
+// alone.
 func TestWords(t *testing.T) {
 	s, _ := psql(t)
 	listed := regexp.MustCompile(`(?m)^--   ([a-z]+_[a-z_0-9]+)( +)`)
