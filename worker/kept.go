@@ -17,10 +17,8 @@ import (
 )
 
 const (
-	firstKeptLook = time.Second // after start: operators may have removed the cause, and started the worker for that
-	keptEvery     = time.Second // outcomes reported from elsewhere are to be settled within 2 s
-	keptMost      = 10 * time.Second
-	keptBatch     = 100
+	keptMost  = 10 * time.Second // the longest pause between two looks at what is kept
+	keptBatch = 100
 )
 
 // keep stores the outcome of a job that is refused alone time and again, so that any worker may settle it
@@ -97,20 +95,26 @@ func (w *Worker) stepsWork(ctx context.Context) error {
 	return nil
 }
 
-// settleKept settles kept outcomes that are due for another try, until ctx ends. Any worker may have executed
-// the runs.
-func (w *Worker) settleKept(ctx context.Context) {
-	for sleep(ctx, firstKeptLook); ctx.Err() == nil; {
+// settleKept settles kept outcomes that are due for another try, until ctx ends. tend says when there may be
+// any. Any worker may have executed the runs.
+func (w *Worker) settleKept(ctx context.Context, any <-chan struct{}) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-any:
+		}
 		start := time.Now()
 		due, err := leasing.ToSettle(ctx, w.db, w.config.Prefixes, w.steps(), keptBatch)
 		took := time.Since(start)
+		for err == nil && w.settleAllKept(ctx, due) { // after a success, others that were refused for the same reason are due
+			due, err = leasing.ToSettle(ctx, w.db, w.config.Prefixes, w.steps(), keptBatch)
+		}
 		if err != nil && ctx.Err() == nil {
 			w.note(err)
 			w.complain("cannot look for outcomes that are kept; trying again", "err", err)
 		}
-		if !w.settleAllKept(ctx, due) { // after a success, others that were refused for the same reason are due
-			sleep(ctx, max(keptEvery, min(20*took, keptMost)))
-		}
+		sleep(ctx, min(20*took, keptMost))
 	}
 }
 

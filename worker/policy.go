@@ -1,14 +1,12 @@
 package worker
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"runtime/debug"
 	"time"
 
 	"github.com/simple-workflow/simple-workflow/internal/hook"
-	"github.com/simple-workflow/simple-workflow/internal/leasing"
 	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/lease"
 	"github.com/simple-workflow/simple-workflow/run"
@@ -23,32 +21,22 @@ func (w *Worker) policy(typ string) lease.Policy {
 	return all.Of(typ)
 }
 
-// readPolicies reads the policies unless they were read before. The first poll needs them; later tend reads
+// firstPolicies reads the policies unless they were read before. The first poll needs them; later tend reads
 // them.
-func (w *Worker) readPolicies(ctx context.Context) error {
+func (w *Worker) firstPolicies(ctx context.Context) error {
 	if w.policies.Load() != nil {
 		return nil
 	}
+	return w.readPolicies(ctx)
+}
+
+// readPolicies reads the policies.
+func (w *Worker) readPolicies(ctx context.Context) error {
 	all, err := lease.Read(ctx, w.db)
 	if err == nil {
 		w.policies.Store(&all)
 	}
 	return err
-}
-
-// tendRuns makes runs that are set aside eligible again when their time has come, and reads the policies.
-func (w *Worker) tendRuns(ctx context.Context) error {
-	failed := leasing.TryAgain(ctx, w.db)
-	if failed != nil { // it may have used up all the time there was
-		alone, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-		defer done()
-		ctx = alone
-	}
-	all, err := lease.Read(ctx, w.db)
-	if err == nil {
-		w.policies.Store(&all)
-	}
-	return cmp.Or(failed, err)
 }
 
 // most returns how many attempts the job's run has, by the present policies and its handler's options. written

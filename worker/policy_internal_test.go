@@ -1,22 +1,50 @@
 package worker
 
 import (
+	"context"
+	"log/slog"
 	"testing"
 
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A worker reads new policies also while nothing that is set aside can be tried again.
-func TestPoliciesWithoutTryingAgain(t *testing.T) {
-	pool := pgtest.New(t)
-	if _, err := pool.Exec(t.Context(), `ALTER FUNCTION workflow_try_again_v1 RENAME TO elsewhere`); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := pool.Exec(t.Context(), `SELECT workflow_set_policy('a.', attempts => 7)`); err != nil {
-		t.Fatal(err)
-	}
-	w := &Worker{db: pool}
-	if err := w.tendRuns(t.Context()); err == nil || w.policy("a.b").Attempts != 7 {
-		t.Errorf("%v, %+v", err, w.policy("a.b"))
+// A worker reads policies that are set while it runs, also while it cannot tend to anything else, and while it cannot
+// look whether there is anything.
+func TestPoliciesAreRead(t *testing.T) {
+	for _, broken := range []string{"", "workflow_look_v1", "workflow_try_again_v1"} {
+		t.Run(broken, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			if broken != "" {
+				if _, err := pool.Exec(t.Context(), `ALTER FUNCTION `+broken+` RENAME TO elsewhere`); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"a."}, Logger: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.db = pool
+			if err := w.firstPolicies(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() { defer close(ended); w.tend(ctx) }()
+			defer func() { stop(); <-ended }()
+			for _, c := range []struct {
+				set      string
+				attempts int
+			}{
+				{`workflow_set_policy('a.', attempts => 7)`, 7},
+				{`workflow_set_policy('a.', attempts => 8)`, 8},
+				{`workflow_drop_policy('a.')`, 25},
+			} {
+				if _, err := pool.Exec(t.Context(), `SELECT `+c.set); err != nil {
+					t.Fatal(err)
+				}
+				pgtest.Await(t, c.set+" to be read", func() bool { return w.policy("a.b").Attempts == c.attempts })
+			}
+		})
 	}
 }

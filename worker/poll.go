@@ -92,7 +92,7 @@ func (w *Worker) lease(ctx context.Context, poller *leasing.Poller, n, suspects 
 	start := time.Now()
 	var leases []leasing.Lease
 	var wait time.Duration
-	err := w.readPolicies(call)
+	err := w.firstPolicies(call)
 	if err == nil {
 		leases, wait, err = poller.Acquire(call, n, suspects)
 	}

@@ -18,14 +18,15 @@ const (
 	mostToldOf   = 10 // runs logged at a time; workflow_set_aside has all
 )
 
-// tend does what is to be done every second or so, until ctx ends. It makes runs that are set aside eligible
-// again, reads the policies, settles kept outcomes, reports statements that fail for every row, looks for
-// stalled types, removes old marks of leases ahead, and calls Tend of the hooks.
+// tend does what is to be done every second or so, until ctx ends: it reports statements that fail for every
+// row, looks for stalled types, removes old marks of leases ahead, and looks whether there is more to do.
 func (w *Worker) tend(ctx context.Context) {
 	var kept sync.WaitGroup
 	defer kept.Wait()
-	kept.Go(func() { w.settleKept(ctx) })
+	keptDue := make(chan struct{}, 1)
+	kept.Go(func() { w.settleKept(ctx, keptDue) })
 	looked, forgot := time.Now(), time.Now()
+	var known *int64 // of the policies that were read last, see leasing.Look
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
 	for {
@@ -35,30 +36,65 @@ func (w *Worker) tend(ctx context.Context) {
 		case <-tick.C:
 		case <-w.tending:
 		}
-		duties := []func(context.Context) error{w.tellFaults, w.tendRuns}
+		w.attend(ctx, w.tellFaults)
 		if time.Since(looked) >= stalledEvery {
 			looked = time.Now()
-			duties = append(duties, w.lookForStalled, w.lookAtBacklog, w.countElsewhere)
+			w.attend(ctx, w.lookForStalled)
+			w.attend(ctx, w.lookAtBacklog)
+			w.attend(ctx, w.countElsewhere)
 		}
 		if time.Since(forgot) >= forgetEvery {
 			forgot = time.Now()
-			duties = append(duties, func(ctx context.Context) error { return leasing.ForgetBegun(ctx, w.db) })
+			w.attend(ctx, func(ctx context.Context) error { return leasing.ForgetBegun(ctx, w.db) })
 		}
-		for _, h := range w.engine.hooks {
-			if h.Tend != nil {
-				duties = append(duties, h.Tend)
+		var look leasing.Look
+		if !w.attend(ctx, func(ctx context.Context) (err error) {
+			look, err = leasing.LookAround(ctx, w.db)
+			return err
+		}) {
+			look, known = leasing.Look{Aside: true, Kept: true}, nil // what cannot be looked at is tended to
+		}
+		if slices.Contains(look.Faults, "extend") { // while some worker cannot extend leases, none is taken back
+			w.trouble.now()
+		}
+		if known == nil || *known != look.Policies {
+			known = nil
+			if w.attend(ctx, w.readPolicies) {
+				known = &look.Policies
 			}
 		}
-		for _, duty := range duties { // each is called even if the one before failed
-			call, done := context.WithTimeout(ctx, tendTimeout)
-			err := duty(call)
-			done()
-			if err != nil && ctx.Err() == nil {
-				w.note(err)
-				w.complain("periodic work has failed; trying again", "err", err)
+		if look.Kept {
+			select {
+			case keptDue <- struct{}{}:
+			default:
 			}
+		}
+		if look.Aside {
+			w.tryAgain(ctx)
 		}
 	}
+}
+
+// tryAgain makes runs that are set aside eligible again when their time has come, and calls Tend of the hooks.
+func (w *Worker) tryAgain(ctx context.Context) {
+	w.attend(ctx, func(ctx context.Context) error { return leasing.TryAgain(ctx, w.db) })
+	for _, h := range w.engine.hooks {
+		if h.Tend != nil {
+			w.attend(ctx, h.Tend)
+		}
+	}
+}
+
+// attend does one thing, and reports whether it was done. What comes after it is done even if it failed.
+func (w *Worker) attend(ctx context.Context, duty func(context.Context) error) bool {
+	call, done := context.WithTimeout(ctx, tendTimeout)
+	defer done()
+	err := duty(call)
+	if err != nil && ctx.Err() == nil {
+		w.note(err)
+		w.complain("periodic work has failed; trying again", "err", err)
+	}
+	return err == nil
 }
 
 // lookForStalled warns of types of this worker's prefixes that have due runs but are not leased, although a

@@ -103,8 +103,7 @@ func (w *Worker) tendNow() {
 	}
 }
 
-// tellFaults writes to workflow_fault which statements fail for every row, and which no longer do. It also
-// reads what other workers wrote: while some worker cannot extend leases, none is taken back.
+// tellFaults writes to workflow_fault which statements fail for every row, and which no longer do.
 func (w *Worker) tellFaults(ctx context.Context) error {
 	now := time.Now()
 	told := map[string]*fault.Error{}
@@ -139,11 +138,7 @@ func (w *Worker) tellFaults(ctx context.Context) error {
 		}
 		w.complaints.Unlock()
 	}
-	others, err := leasing.Faults(ctx, w.db)
-	if slices.Contains(others, "extend") {
-		w.trouble.now()
-	}
-	return errors.Join(problem, err)
+	return problem
 }
 
 // complain logs a problem that repeats while it lasts: as a warning every 5 s, and at debug level in between. A

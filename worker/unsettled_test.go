@@ -249,11 +249,13 @@ func TestWordsOfTriggersStayOutOfTheLog(t *testing.T) {
 	}
 }
 
-// If Tend of one hook fails, Tend of the others is still called.
+// While something is set aside, Tend of the hooks is called every second, also if Tend of another fails.
 func TestHooksTendWhoeverFails(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
 	handle(mux, "test.odd.v1", func(context.Context) error { return nil })
+	refuse(t, pool, "test.odd.v1", "XX123", leaves)
+	enqueue(t, pool, "test.odd.v1", empty{})
 	var tended atomic.Int32
 	work(t, pool, mux, func(c *worker.Config) {
 		*c.Hooks() = []hook.Hook{

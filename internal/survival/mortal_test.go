@@ -201,7 +201,7 @@ type reaper struct {
 
 type nameKey struct{}
 
-var unrelated = regexp.MustCompile(`workflow_(present|absent|begin|forget_begun|count|backlog|try_again|stalled|kept|elsewhere|outage|faults?)_v1|process_(try_again|incidents)_v1`)
+var unrelated = regexp.MustCompile(`workflow_(present|absent|begin|forget_begun|count|backlog|look|try_again|stalled|kept|elsewhere|outage|fault)_v1|process_(try_again|incidents)_v1`)
 
 func (r *reaper) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
 	// Statements for presence and for setting up sessions belong to no run, and their times vary.
