@@ -237,3 +237,31 @@ func TestReadsBesideAnotherSink(t *testing.T) {
 		t.Errorf("%.1f entries of the index were read for each event, want at most 5", perEvent)
 	}
 }
+
+// After one slow poll the next event does not wait, as it would if slow polls followed each other: ten times as long as the
+// poll took.
+func TestOneSlowPoll(t *testing.T) {
+	pool, sink := pgtest.New(t), &memory{}
+	dispatch(t, pool, nil, dispatcher.Target{Name: "memory", Sink: sink})
+	emit(t, pool, "a.b", 1, 1)
+	pgtest.Await(t, "the first event", func() bool { return len(sink.got()) == 1 })
+	const slow = 2 * time.Second
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `LOCK outbox_lane`); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(slow)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond) // the poll is over
+	from := time.Now()
+	emit(t, pool, "a.b", 1, 1)
+	pgtest.Await(t, "the next event", func() bool { return len(sink.got()) == 2 })
+	if took := time.Since(from); took > 5*slow {
+		t.Errorf("the event after a poll of %v took %v", slow, took)
+	}
+}

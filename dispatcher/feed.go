@@ -28,6 +28,7 @@ const (
 	refusing      = 10 // aggregates that are rejected, with nothing acknowledged since, before the sink is blamed instead
 	probe         = 10 // most events of a batch while the sink is suspect
 
+	slowPause   = 10 * time.Second        // the longest pause between slow polls
 	floorEvery  = 500 * time.Millisecond  // between raises of the floors: every poll skips the finished events above a floor
 	keepEvery   = 5 * time.Second         // between measurements of the lag
 	seenEvery   = 2500 * time.Millisecond // between records that the sink is served
@@ -78,18 +79,20 @@ func (f *feed) run(ctx, sending context.Context) {
 	defer f.apart.Wait()
 	defer publishing.Wait()
 	slots := make(chan struct{}, batchesAtOnce)
-	quiet := false // the last poll found nothing
+	quiet := false           // the last poll seems to have left nothing
+	var before time.Duration // what the last poll took that found nothing
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case slots <- struct{}{}:
 		}
-		begun := time.Now()
+		begun, limits := time.Now(), f.limits()
 		// The claim does not use ctx: if its statement were cancelled, it might be committed all the same, and block
 		// its lanes.
-		claim, err := f.look(ctx, sending, quiet)
-		if quiet = err == nil && claim.Lanes == 0; err == nil && !quiet {
+		claim, err := f.look(ctx, sending, limits, quiet)
+		quiet = err == nil && claim.Lanes < limits.Lanes && len(claim.Rows) < limits.Events/max(1, claim.Lanes)
+		if err == nil && claim.Lanes > 0 {
 			f.config.Observe.Polled(f.target.Name, len(claim.Rows), time.Since(begun), nil)
 			if ctx.Err() != nil {
 				f.mark(sending, claim, nil) // gives the lanes back
@@ -103,7 +106,9 @@ func (f *feed) run(ctx, sending context.Context) {
 		}
 		<-slots
 		f.config.Observe.Polled(f.target.Name, 0, time.Since(begun), err)
-		pause := max(f.config.PollInterval, 10*time.Since(begun)) // a slow poll is not repeated at once
+		took := time.Since(begun)
+		pause := max(f.config.PollInterval, min(10*min(took, before), slowPause)) // polls that are slow time and again are not repeated at once
+		before = took
 		if err != nil {
 			if ctx.Err() != nil {
 				return
@@ -115,15 +120,15 @@ func (f *feed) run(ctx, sending context.Context) {
 	}
 }
 
-// look claims due events. If the last poll found nothing, it first asks whether any event is open, which
+// look claims due events. If the last poll seems to have left nothing, it first asks whether any event is open, which
 // is cheaper than a claim.
-func (f *feed) look(ctx, sending context.Context, quiet bool) (*delivery.Claim, error) {
+func (f *feed) look(ctx, sending context.Context, limits delivery.Limits, quiet bool) (*delivery.Claim, error) {
 	if quiet {
 		if open, err := delivery.Open(ctx, f.config.Pool, f.target.Name); err != nil || !open {
 			return &delivery.Claim{}, err
 		}
 	}
-	return delivery.Acquire(sending, f.config.Pool, f.target.Name, f.name, f.limits())
+	return delivery.Acquire(sending, f.config.Pool, f.target.Name, f.name, limits)
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -126,8 +126,8 @@ const sizeOfHeaders = `CASE WHEN e.headers IS NULL THEN 0
 		WHEN pg_column_size(e.headers) <= 300 AND pg_column_compression(e.headers) IS NULL THEN pg_column_size(e.headers)
 		ELSE octet_length(e.headers::text) END`
 
-// Open reports whether any event above the sink's floors is open, for this sink or another. It costs little if there is
-// none.
+// Open reports whether any event above the sink's floors is open, for this sink or another, in a lane that nobody has
+// claimed. It costs little if there is none.
 func Open(ctx context.Context, db DB, sink string) (open bool, err error) {
 	err = db.QueryRow(ctx, `
 		SELECT EXISTS (
@@ -137,7 +137,7 @@ func Open(ctx context.Context, db DB, sink string) (open bool, err error) {
 				WHERE e.lane = l.lane AND e.id > l.floor AND e.published_at IS NULL AND e.parked_at IS NULL
 				ORDER BY e.id
 				LIMIT 1) AS first
-			WHERE l.sink = $1)`, planned, sink).Scan(&open)
+			WHERE l.sink = $1 AND `+unclaimed("l")+`)`, planned, sink).Scan(&open)
 	if err != nil {
 		return false, fmt.Errorf("look at the outbox: %w", err)
 	}
