@@ -275,8 +275,14 @@ func (p *Play) commit() error {
 		return err
 	}
 	i.loaded = nil
+	ticking := map[*token]bool{}
+	for _, o := range p.open {
+		if o.kind == "timer" {
+			ticking[o.token] = true
+		}
+	}
 	for _, t := range p.tokens {
-		t.ticks = slices.ContainsFunc(p.open, func(o open) bool { return o.token == t && o.kind == "timer" })
+		t.ticks = ticking[t]
 		t.listed, t.gone, t.purePath, t.from = false, false, 0, t.node
 		t.version++
 		if i.process.survey && alive(t.state) > 0 {
