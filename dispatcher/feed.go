@@ -52,6 +52,9 @@ type feed struct {
 	target Target
 	limit  *rate.Limiter // nil: no limit
 
+	quiet  bool // the last claim seems to have left nothing
+	misled bool // when last asked, an event was open, and none could be claimed: another sink has to get it, or it waits
+
 	mu       sync.Mutex
 	failing  map[uuid.UUID]bool // aggregates that failed since the last acknowledgement
 	rejected map[uuid.UUID]bool // aggregates that were rejected since the last acknowledgement
@@ -79,21 +82,22 @@ func (f *feed) run(ctx, sending context.Context) {
 	defer f.apart.Wait()
 	defer publishing.Wait()
 	slots := make(chan struct{}, batchesAtOnce)
-	quiet := false           // the last poll seems to have left nothing
-	var before time.Duration // what the last poll took that found nothing
+	var before time.Duration // what the last poll took
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case slots <- struct{}{}:
 		}
-		begun, limits := time.Now(), f.limits()
+		begun := time.Now()
 		// The claim does not use ctx: if its statement were cancelled, it might be committed all the same, and block
 		// its lanes.
-		claim, err := f.look(ctx, sending, limits, quiet)
-		quiet = err == nil && claim.Lanes < limits.Lanes && len(claim.Rows) < limits.Events/max(1, claim.Lanes)
+		claim, err := f.look(ctx, sending)
+		took := time.Since(begun)
+		slow := min(took, before)
+		before = took
 		if err == nil && claim.Lanes > 0 {
-			f.config.Observe.Polled(f.target.Name, len(claim.Rows), time.Since(begun), nil)
+			f.config.Observe.Polled(f.target.Name, len(claim.Rows), took, nil)
 			if ctx.Err() != nil {
 				f.mark(sending, claim, nil) // gives the lanes back
 				return
@@ -105,10 +109,9 @@ func (f *feed) run(ctx, sending context.Context) {
 			continue
 		}
 		<-slots
-		f.config.Observe.Polled(f.target.Name, 0, time.Since(begun), err)
-		took := time.Since(begun)
-		pause := max(f.config.PollInterval, min(10*min(took, before), slowPause)) // polls that are slow time and again are not repeated at once
-		before = took
+		f.config.Observe.Polled(f.target.Name, 0, took, err)
+		// Polls that are slow one after the other are not repeated at once: while they last, they take at most half of the time.
+		pause := max(f.config.PollInterval, min(10*slow, max(slow, slowPause)))
 		if err != nil {
 			if ctx.Err() != nil {
 				return
@@ -120,15 +123,28 @@ func (f *feed) run(ctx, sending context.Context) {
 	}
 }
 
-// look claims due events. If the last poll seems to have left nothing, it first asks whether any event is open, which
+// look claims due events. If the last claim seems to have left nothing, it first asks whether any event is open, which
 // is cheaper than a claim.
-func (f *feed) look(ctx, sending context.Context, limits delivery.Limits, quiet bool) (*delivery.Claim, error) {
-	if quiet {
+func (f *feed) look(ctx, sending context.Context) (*delivery.Claim, error) {
+	ask := f.quiet
+	if ask {
 		if open, err := delivery.Open(ctx, f.config.Pool, f.target.Name); err != nil || !open {
+			f.misled = false
 			return &delivery.Claim{}, err
 		}
 	}
-	return delivery.Acquire(sending, f.config.Pool, f.target.Name, f.name, limits)
+	limits := f.limits()
+	claim, err := delivery.Acquire(sending, f.config.Pool, f.target.Name, f.name, limits)
+	if err != nil {
+		f.quiet = false
+		return claim, err
+	}
+	if ask {
+		f.misled = claim.Lanes == 0
+	}
+	emptied := claim.Lanes < limits.Lanes && len(claim.Rows) < limits.Events/max(1, claim.Lanes)
+	f.quiet = emptied && (claim.Lanes == 0 || !f.misled)
+	return claim, nil
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -478,13 +478,15 @@ func TestLookingAgainIsBounded(t *testing.T) {
 	execute(t, s.pool, fmt.Sprintf(`BEGIN; SET LOCAL workflow.advance = 'on'; INSERT INTO process_unreached (token_id, place, signal_id, visit) SELECT id, '', '%s', version FROM process_token;
 		INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) SELECT 'wait', id, 'graph.arrive.v1', 'signal', 'XX999', 'no', '', process_wait_version(id) FROM process_token;
 		INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) SELECT 'run', gen_random_uuid(), 'a.b', 'lease', 'XX999', 'no', '', '1' FROM process_token; COMMIT; ANALYZE`, signal))
-	for _, call := range []string{`process_try_again_v1`, `workflow_try_again_v1`} {
+	unguarded(t, s.pool, `INSERT INTO incident (instance_id, node, code, message, resolved_at) SELECT id, 'S', 'not_reached', 'x', now() FROM process_instance;
+		INSERT INTO workflow_accepted (run, token, type, until) SELECT id, id, 'a.b', now() + interval '1 day' FROM process_token`)
+	for _, call := range []string{`process_try_again_v1`, `workflow_try_again_v1`, `workflow_look_v1`} {
 		tx, err := s.pool.Begin(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		read := func() (n int) {
-			if err := tx.QueryRow(t.Context(), `SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables WHERE relname ~ '^(workflow_|process_|message_)'`).Scan(&n); err != nil {
+			if err := tx.QueryRow(t.Context(), `SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables WHERE relname ~ '^(workflow_|process_|message_|incident)'`).Scan(&n); err != nil {
 				t.Fatal(err)
 			}
 			return n

@@ -148,12 +148,14 @@ func TestUpgradeKeepsRights(t *testing.T) {
 			FOR f IN SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) LOOP EXECUTE format('ALTER TABLE %%s OWNER TO %[1]s_owner', f); END LOOP;
 			FOR f IN SELECT workflow_functions()::text LOOP EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_op', f); END LOOP;
 			EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_hand', (SELECT p.oid::regprocedure FROM pg_proc p WHERE p.proname = 'workflow_lease_v1'));
+			EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_hand', (SELECT p.oid::regprocedure FROM pg_proc p WHERE p.proname = 'workflow_settle_v1'));
 			EXECUTE format('GRANT EXECUTE ON FUNCTION %%s TO %[1]s_look', (SELECT p.oid::regprocedure FROM pg_proc p WHERE p.proname = 'workflow_span'));
 		END $$;
 		GRANT SELECT ON workflow_working TO %[1]s_look; GRANT SELECT ON ALL TABLES IN SCHEMA public TO %[1]s_op; GRANT SELECT, UPDATE (held_at) ON workflow_run TO %[1]s_hand; GRANT INSERT (type) ON workflow_run TO %[1]s_hand; GRANT EXECUTE ON FUNCTION workflow_uuid() TO %[1]s_hand; GRANT UPDATE (delivered_to) ON outbox_event TO %[1]s_hand`, named))
 	up(t, s)
 	id := s.do(`SELECT workflow_enqueue('billing.x')`)
 	s.expect("may lease suspects", s.do(`SELECT has_function_privilege('`+named+`_hand', p.oid, 'EXECUTE') FROM pg_proc p WHERE p.proname = 'workflow_lease_v2'`), "t")
+	s.expect("may look", s.do(`SELECT has_function_privilege('`+named+`_hand', 'workflow_look_v1()', 'EXECUTE')`), "t")
 	s.expect("owner", s.do(`SELECT DISTINCT p.proowner::regrole::text FROM pg_proc p WHERE p.proname IN ('workflow_cancel', 'process_pause', 'outbox_replay', 'workflow_enqueue')`), named+"_owner")
 	s.expect("somebody else's", s.do(`SELECT string_agg(o.name, ' ' ORDER BY o.name) FROM (SELECT p.oid::regprocedure::text AS name, p.proowner AS owner FROM pg_proc p WHERE p.oid IN (SELECT workflow_functions())
 		UNION ALL SELECT c.oid::regclass::text, c.relowner FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) AND c.relname <> 'workflow_schema') AS o WHERE o.owner <> '`+named+`_owner'::regrole`), "")

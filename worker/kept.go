@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	keptMost  = 10 * time.Second // the longest pause between two looks at what is kept
+	keptEvery = time.Second // outcomes reported from elsewhere are to be settled within 2 s
+	keptMost  = 10 * time.Second
 	keptBatch = 100
 )
 
@@ -95,7 +96,7 @@ func (w *Worker) stepsWork(ctx context.Context) error {
 	return nil
 }
 
-// settleKept settles kept outcomes that are due for another try, until ctx ends. tend says when there may be
+// settleKept settles kept outcomes that are due for another try, until ctx ends. look says when there may be
 // any. Any worker may have executed the runs.
 func (w *Worker) settleKept(ctx context.Context, any <-chan struct{}) {
 	for {
@@ -104,17 +105,22 @@ func (w *Worker) settleKept(ctx context.Context, any <-chan struct{}) {
 			return
 		case <-any:
 		}
-		start := time.Now()
-		due, err := leasing.ToSettle(ctx, w.db, w.config.Prefixes, w.steps(), keptBatch)
-		took := time.Since(start)
-		for err == nil && w.settleAllKept(ctx, due) { // after a success, others that were refused for the same reason are due
-			due, err = leasing.ToSettle(ctx, w.db, w.config.Prefixes, w.steps(), keptBatch)
+		for ctx.Err() == nil {
+			start := time.Now()
+			due, err := leasing.ToSettle(ctx, w.db, w.config.Prefixes, w.steps(), keptBatch)
+			took := time.Since(start)
+			if err != nil && ctx.Err() == nil {
+				w.note(err)
+				w.complain("cannot look for outcomes that are kept; trying again", "err", err)
+			}
+			if w.settleAllKept(ctx, due) {
+				continue // others that were refused for the same reason are due now
+			}
+			if len(due) > 0 || err != nil || 20*took > keptEvery {
+				sleep(ctx, min(max(keptEvery, 20*took), keptMost))
+			}
+			break
 		}
-		if err != nil && ctx.Err() == nil {
-			w.note(err)
-			w.complain("cannot look for outcomes that are kept; trying again", "err", err)
-		}
-		sleep(ctx, min(20*took, keptMost))
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
-// A worker reads policies that are set while it runs, also while it cannot tend to anything else, and while it cannot
-// look whether there is anything.
+// A worker reads policies that are set while it runs, also while it cannot try again what is set aside, and while it
+// cannot look whether there is anything.
 func TestPoliciesAreRead(t *testing.T) {
 	for _, broken := range []string{"", "workflow_look_v1", "workflow_try_again_v1"} {
 		t.Run(broken, func(t *testing.T) {
@@ -19,6 +19,10 @@ func TestPoliciesAreRead(t *testing.T) {
 				if _, err := pool.Exec(t.Context(), `ALTER FUNCTION `+broken+` RENAME TO elsewhere`); err != nil {
 					t.Fatal(err)
 				}
+			}
+			if _, err := pool.Exec(t.Context(), `BEGIN; SET LOCAL workflow.override = 'as if it was refused';
+				INSERT INTO workflow_set_aside (kind, id, type, statement, sqlstate, message, "constraint", row_version) VALUES ('run', gen_random_uuid(), 'a.b', 'lease', 'XX777', 'no', '', '1'); COMMIT`); err != nil {
+				t.Fatal(err)
 			}
 			w, err := New(Config{Pool: pool, Mux: NewMux(), Prefixes: []string{"a."}, Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {

@@ -18,15 +18,17 @@ const (
 	mostToldOf   = 10 // runs logged at a time; workflow_set_aside has all
 )
 
-// tend does what is to be done every second or so, until ctx ends: it reports statements that fail for every
-// row, looks for stalled types, removes old marks of leases ahead, and looks whether there is more to do.
+// tend does what is to be done every second or so, until ctx ends. It reports statements that fail for every
+// row, looks for stalled types, and removes old marks of leases ahead. Usually nothing else is to be done; look
+// finds out.
 func (w *Worker) tend(ctx context.Context) {
-	var kept sync.WaitGroup
-	defer kept.Wait()
-	keptDue := make(chan struct{}, 1)
-	kept.Go(func() { w.settleKept(ctx, keptDue) })
+	kept, aside := make(chan struct{}, 1), make(chan struct{}, 1)
+	var others sync.WaitGroup
+	defer others.Wait()
+	others.Go(func() { w.look(ctx, kept, aside) })
+	others.Go(func() { w.settleKept(ctx, kept) })
+	others.Go(func() { w.tryAgain(ctx, aside) })
 	looked, forgot := time.Now(), time.Now()
-	var known *int64 // of the policies that were read last, see leasing.Look
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
 	for {
@@ -47,40 +49,67 @@ func (w *Worker) tend(ctx context.Context) {
 			forgot = time.Now()
 			w.attend(ctx, func(ctx context.Context) error { return leasing.ForgetBegun(ctx, w.db) })
 		}
-		var look leasing.Look
-		if !w.attend(ctx, func(ctx context.Context) (err error) {
-			look, err = leasing.LookAround(ctx, w.db)
+	}
+}
+
+// look finds out every second whether there is more to tend to, until ctx ends. It heeds what other workers
+// report, and reads the policies if they have changed. It gives kept a value if an outcome is kept, and aside if
+// something is set aside.
+func (w *Worker) look(ctx context.Context, kept, aside chan<- struct{}) {
+	var policies *int64 // those that were read last, see leasing.Look; nil: unknown
+	for sleep(ctx, tendEvery); ctx.Err() == nil; sleep(ctx, tendEvery) {
+		var found leasing.Look
+		looked := w.attend(ctx, func(ctx context.Context) (err error) {
+			found, err = leasing.LookAround(ctx, w.db)
 			return err
-		}) {
-			look, known = leasing.Look{Aside: true, Kept: true}, nil // what cannot be looked at is tended to
+		})
+		if !looked { // one of the many tables it reads may be the cause: whatever it tells of is asked for by itself
+			found = leasing.Look{Aside: true, Kept: true}
+			w.attend(ctx, func(ctx context.Context) (err error) {
+				found.Faults, err = leasing.Faults(ctx, w.db)
+				return err
+			})
 		}
-		if slices.Contains(look.Faults, "extend") { // while some worker cannot extend leases, none is taken back
+		if slices.Contains(found.Faults, "extend") { // while some worker cannot extend leases, none is taken back
 			w.trouble.now()
 		}
-		if known == nil || *known != look.Policies {
-			known = nil
-			if w.attend(ctx, w.readPolicies) {
-				known = &look.Policies
-			}
+		if found.Kept {
+			poke(kept)
 		}
-		if look.Kept {
-			select {
-			case keptDue <- struct{}{}:
-			default:
-			}
+		if found.Aside {
+			poke(aside)
 		}
-		if look.Aside {
-			w.tryAgain(ctx)
+		if !looked || policies == nil || *policies != found.Policies {
+			policies = nil
+			if w.attend(ctx, w.readPolicies) && looked {
+				policies = &found.Policies
+			}
 		}
 	}
 }
 
-// tryAgain makes runs that are set aside eligible again when their time has come, and calls Tend of the hooks.
-func (w *Worker) tryAgain(ctx context.Context) {
-	w.attend(ctx, func(ctx context.Context) error { return leasing.TryAgain(ctx, w.db) })
-	for _, h := range w.engine.hooks {
-		if h.Tend != nil {
-			w.attend(ctx, h.Tend)
+// poke sends a value unless there is one already.
+func poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// tryAgain makes runs that are set aside eligible again when their time has come, and calls Tend of the hooks,
+// whenever any has a value, until ctx ends.
+func (w *Worker) tryAgain(ctx context.Context, any <-chan struct{}) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-any:
+		}
+		w.attend(ctx, func(ctx context.Context) error { return leasing.TryAgain(ctx, w.db) })
+		for _, h := range w.engine.hooks {
+			if h.Tend != nil {
+				w.attend(ctx, h.Tend)
+			}
 		}
 	}
 }

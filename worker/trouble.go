@@ -96,12 +96,7 @@ func (w *Worker) goesThrough(statement string) {
 	}
 }
 
-func (w *Worker) tendNow() {
-	select {
-	case w.tending <- struct{}{}:
-	default:
-	}
-}
+func (w *Worker) tendNow() { poke(w.tending) }
 
 // tellFaults writes to workflow_fault which statements fail for every row, and which no longer do.
 func (w *Worker) tellFaults(ctx context.Context) error {

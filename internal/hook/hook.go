@@ -53,8 +53,8 @@ type Hook struct {
 	// policy and its handler's options. They apply if Backoff is nil, returns an error or takes longer than two
 	// seconds.
 	Backoff func(ctx context.Context, l *leasing.Lease, own run.Backoff) (run.Backoff, error)
-	// Tend is called about once a second while something is set aside or owed to a process (leasing.Look.Aside).
-	// Its ctx ends after 5 s. Nil: there is nothing to do then.
+	// Tend is called about once a second while something is set aside or owed to a process (leasing.Look.Aside),
+	// or may be: the look has failed. Its ctx ends after 5 s. Nil: there is nothing to do then.
 	Tend func(ctx context.Context) error
 }
 

@@ -52,6 +52,17 @@ func Works(ctx context.Context, db run.DB, statement string) (bool, error) {
 	return works, nil
 }
 
+// Faults returns the statements that fail for every row, as workers of the same role have reported lately with
+// TellFault. LookAround returns them, too.
+func Faults(ctx context.Context, db run.DB) ([]string, error) {
+	rows, _ := db.Query(ctx, `SELECT * FROM workflow_faults_v1()`)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("list the statements that fail: %w", err)
+	}
+	return all, nil
+}
+
 // TellFault records in workflow_fault that a statement fails for every row, and how. With a nil error it records that
 // the statement works again.
 func TellFault(ctx context.Context, db run.DB, statement string, f *fault.Error) error {
