@@ -250,7 +250,7 @@ func TestWordsOfTriggersStayOutOfTheLog(t *testing.T) {
 }
 
 // While something is set aside, Tend of the hooks is called every second, also if Tend of another fails.
-func TestHooksTendWhoeverFails(t *testing.T) {
+func TestTendWhoeverFails(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
 	handle(mux, "test.odd.v1", func(context.Context) error { return nil })
