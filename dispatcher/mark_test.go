@@ -277,7 +277,7 @@ func TestPassingStateBesideTraffic(t *testing.T) {
 	lane := count(t, pool, `SELECT lane FROM outbox_event`)
 	begun, slow := time.Now(), 0
 	for count(t, pool, parked) == 0 {
-		if time.Since(begun) > 80*time.Second {
+		if time.Since(begun) > 2*time.Minute { // on a busy machine the last try of a minute comes late
 			t.Fatal("it is not parked")
 		}
 		emit(t, pool, "test.told", 1, 1)

@@ -19,15 +19,14 @@ const (
 )
 
 // tend does what is to be done every second or so, until ctx ends. It reports statements that fail for every
-// row, looks for stalled types, and removes old marks of leases ahead. Usually nothing else is to be done; look
-// finds out.
+// row, looks for stalled types, and removes old marks of leases ahead. Usually nothing else is to be done; look,
+// which does not wait for all that, finds out.
 func (w *Worker) tend(ctx context.Context) {
 	kept, aside := make(chan struct{}, 1), make(chan struct{}, 1)
 	var others sync.WaitGroup
 	defer others.Wait()
 	others.Go(func() { w.look(ctx, kept, aside) })
 	others.Go(func() { w.settleKept(ctx, kept) })
-	others.Go(func() { w.tryAgain(ctx, aside) })
 	looked, forgot := time.Now(), time.Now()
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
@@ -35,6 +34,9 @@ func (w *Worker) tend(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-aside:
+			w.tryAgain(ctx)
+			continue
 		case <-tick.C:
 		case <-w.tending:
 		}
@@ -96,20 +98,12 @@ func poke(c chan<- struct{}) {
 	}
 }
 
-// tryAgain makes runs that are set aside eligible again when their time has come, and calls Tend of the hooks,
-// whenever any has a value, until ctx ends.
-func (w *Worker) tryAgain(ctx context.Context, any <-chan struct{}) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-any:
-		}
-		w.attend(ctx, func(ctx context.Context) error { return leasing.TryAgain(ctx, w.db) })
-		for _, h := range w.engine.hooks {
-			if h.Tend != nil {
-				w.attend(ctx, h.Tend)
-			}
+// tryAgain makes runs that are set aside eligible again when their time has come, and calls Tend of the hooks.
+func (w *Worker) tryAgain(ctx context.Context) {
+	w.attend(ctx, func(ctx context.Context) error { return leasing.TryAgain(ctx, w.db) })
+	for _, h := range w.engine.hooks {
+		if h.Tend != nil {
+			w.attend(ctx, h.Tend)
 		}
 	}
 }
