@@ -55,6 +55,22 @@ func TestUndoInReverseOrder(t *testing.T) {
 	s.healthy()
 }
 
+// An undo step is not due before what led to it has finished, so its lease cannot seem to have begun earlier: process_misundone
+// and the torture compare these times. (A lease begins at the time of its statement, which may be before the commit that it sees.)
+func TestUndoIsDueInOrder(t *testing.T) {
+	s := newSite(t)
+	id := s.start(s.deploy("A", undoable("A", "B")+","+undoable("B", "C")+","+undoable("C", "D")+","+step("D", "", `"fail": "'no'"`)), `{}`)
+	s.status(id, graph.Failed)
+	if got := query[string](t, s.pool, `
+		SELECT string_agg(o.name || CASE WHEN o.run_at >= o.before THEN '' ELSE ' early' END, ' ' ORDER BY o.finished_at)
+		FROM (SELECT coalesce(r.payload->'input'->>'name', r.node) AS name, r.run_at, r.finished_at, lag(r.finished_at) OVER (ORDER BY r.finished_at) AS before
+		      FROM workflow_run r JOIN process_token t ON t.id = r.token_id
+		      WHERE t.instance_id = $1 AND (r.type = 'test.undo.v1' OR r.node = 'D')) AS o
+		WHERE o.before IS NOT NULL`, id); got != "C B A" {
+		t.Errorf("undone %q, want C B A, each due when the one before has finished", got)
+	}
+}
+
 // S22: a step that was done twice is undone twice, the later execution first.
 func TestUndoLoop(t *testing.T) {
 	s := newSite(t)

@@ -57,15 +57,16 @@ func (w *writer) steps(all []*instance, after map[uuid.UUID]time.Time) {
 	// created_at is not the beginning of the transaction, but after the events that are stored with the run: the run is
 	// an event in process_history, too. A run of a paused instance is held: its held_at is the time of the pause, by
 	// which process_resume finds it. A tick of a repeated timer is due by the schedule, not relative to when the previous
-	// tick was handled. Ticks that were missed are skipped.
+	// tick was handled. Ticks that were missed are skipped. Nothing is due before the run that led to it has finished, at
+	// the time of a statement of this transaction: a lease that began in between would seem to have begun before that.
 	w.do(`
 		INSERT INTO workflow_run (created_at, token_id, type, node, payload, max_attempts, priority, tenant_id, metadata, held_at, run_at)
 		SELECT statement_timestamp(), n.token, n.type, n.node, n.payload, coalesce(nullif(n.attempts, 0), 3), n.priority,
 		       nullif(n.tenant, ''), n.trace, CASE WHEN n.paused IS NOT NULL THEN (SELECT i.paused_at FROM process_instance i WHERE i.id = n.paused) END,
-		       CASE WHEN n.until IS NOT NULL THEN least(greatest(n.until, now()), now() + interval '9 years')
+		       CASE WHEN n.until IS NOT NULL THEN least(greatest(n.until, statement_timestamp()), now() + interval '9 years')
 		            WHEN b.run_at IS NOT NULL THEN b.run_at + n.delay * interval '1 second'
 		                * greatest(1, ceil(extract(epoch FROM now() - b.run_at) / n.delay::numeric))::float8
-		            ELSE now() + n.delay * interval '1 second' END
+		            ELSE statement_timestamp() + n.delay * interval '1 second' END
 		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::jsonb[], $5::int[], $6::int[], $7::float8[], $8::timestamptz[], $9::uuid[], $10::uuid[], $11::text[], $12::jsonb[])
 		  AS n (token, type, node, payload, attempts, priority, delay, until, previous, paused, tenant, trace)
 		LEFT JOIN workflow_run b ON b.id = n.previous`,
@@ -105,7 +106,7 @@ func (w *writer) undos(all []*instance) {
 		SELECT c.undo_run_id, n.token, c.handler_ref, c.node_id || '/undo',
 		       CASE WHEN octet_length(p.payload::text) <= $3 AND NOT jsonb_path_exists(p.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
 		            THEN p.payload ELSE p.payload - 'input' - 'output' END,
-		       CASE WHEN workflow_follows(r.max_attempts, r.policy_attempts) THEN 3 ELSE r.max_attempts END, i.priority, i.tenant_id, process_trace(i.metadata), i.paused_at, greatest(now(), c.not_before)
+		       CASE WHEN workflow_follows(r.max_attempts, r.policy_attempts) THEN 3 ELSE r.max_attempts END, i.priority, i.tenant_id, process_trace(i.metadata), i.paused_at, greatest(statement_timestamp(), c.not_before)
 		FROM unnest($1::uuid[], $2::uuid[]) AS n (token, record)
 		JOIN compensation_record c ON c.id = n.record
 		JOIN workflow_run r ON r.id = c.run_id
