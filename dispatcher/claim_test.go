@@ -265,3 +265,30 @@ func TestOneSlowPoll(t *testing.T) {
 		t.Errorf("the event after a poll of %v took %v", slow, took)
 	}
 }
+
+// A claim that leaves due events unread, or lanes with due events unclaimed, says so; one that takes all that is due does not.
+func TestFullClaim(t *testing.T) {
+	pool := pgtest.New(t)
+	register(t, pool, "a")
+	emit(t, pool, "a.b", 10, 3) // three events in each of at most ten lanes
+	for _, c := range []struct {
+		limits delivery.Limits
+		left   bool
+	}{
+		{delivery.Limits{Events: 1000, Lanes: 64}, false},
+		{delivery.Limits{Events: 10, Lanes: 64}, true},
+		{delivery.Limits{Events: 1000, Lanes: 2}, true},
+	} {
+		c.limits.Bytes, c.limits.Length = 1<<20, time.Minute
+		claim, err := delivery.Acquire(t.Context(), pool, "a", "test", c.limits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if left := len(claim.Rows) < 30; left != c.left || claim.Full != c.left {
+			t.Errorf("%+v: read %d of 30 events in %d lanes, Full is %v", c.limits, len(claim.Rows), claim.Lanes, claim.Full)
+		}
+		if _, err := delivery.Mark(t.Context(), pool, claim, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -28,7 +28,6 @@ const (
 	refusing      = 10 // aggregates that are rejected, with nothing acknowledged since, before the sink is blamed instead
 	probe         = 10 // most events of a batch while the sink is suspect
 
-	slowPause   = 10 * time.Second        // the longest pause between slow polls
 	floorEvery  = 500 * time.Millisecond  // between raises of the floors: every poll skips the finished events above a floor
 	keepEvery   = 5 * time.Second         // between measurements of the lag
 	seenEvery   = 2500 * time.Millisecond // between records that the sink is served
@@ -52,8 +51,7 @@ type feed struct {
 	target Target
 	limit  *rate.Limiter // nil: no limit
 
-	quiet  bool // the last claim seems to have left nothing
-	misled bool // when last asked, an event was open, and none could be claimed: another sink has to get it, or it waits
+	quiet bool // the last claim seems to have left nothing; only run uses it
 
 	mu       sync.Mutex
 	failing  map[uuid.UUID]bool // aggregates that failed since the last acknowledgement
@@ -82,7 +80,7 @@ func (f *feed) run(ctx, sending context.Context) {
 	defer f.apart.Wait()
 	defer publishing.Wait()
 	slots := make(chan struct{}, batchesAtOnce)
-	var before time.Duration // what the last poll took
+	var polls pacer
 	for {
 		select {
 		case <-ctx.Done():
@@ -94,8 +92,7 @@ func (f *feed) run(ctx, sending context.Context) {
 		// its lanes.
 		claim, err := f.look(ctx, sending)
 		took := time.Since(begun)
-		slow := min(took, before)
-		before = took
+		rest := polls.rest(took)
 		if err == nil && claim.Lanes > 0 {
 			f.config.Observe.Polled(f.target.Name, len(claim.Rows), took, nil)
 			if ctx.Err() != nil {
@@ -110,8 +107,7 @@ func (f *feed) run(ctx, sending context.Context) {
 		}
 		<-slots
 		f.config.Observe.Polled(f.target.Name, 0, took, err)
-		// Polls that are slow one after the other are not repeated at once: while they last, they take at most half of the time.
-		pause := max(f.config.PollInterval, min(10*slow, max(slow, slowPause)))
+		pause := max(f.config.PollInterval, rest)
 		if err != nil {
 			if ctx.Err() != nil {
 				return
@@ -126,25 +122,14 @@ func (f *feed) run(ctx, sending context.Context) {
 // look claims due events. If the last claim seems to have left nothing, it first asks whether any event is open, which
 // is cheaper than a claim.
 func (f *feed) look(ctx, sending context.Context) (*delivery.Claim, error) {
-	ask := f.quiet
-	if ask {
+	if f.quiet {
 		if open, err := delivery.Open(ctx, f.config.Pool, f.target.Name); err != nil || !open {
-			f.misled = false
 			return &delivery.Claim{}, err
 		}
 	}
-	limits := f.limits()
-	claim, err := delivery.Acquire(sending, f.config.Pool, f.target.Name, f.name, limits)
-	if err != nil {
-		f.quiet = false
-		return claim, err
-	}
-	if ask {
-		f.misled = claim.Lanes == 0
-	}
-	emptied := claim.Lanes < limits.Lanes && len(claim.Rows) < limits.Events/max(1, claim.Lanes)
-	f.quiet = emptied && (claim.Lanes == 0 || !f.misled)
-	return claim, nil
+	claim, err := delivery.Acquire(sending, f.config.Pool, f.target.Name, f.name, f.limits())
+	f.quiet = err == nil && !claim.Full
+	return claim, err
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -466,6 +451,7 @@ func (f *feed) appear(ctx context.Context) {
 // has a million events to get, a repair takes seconds, and floors have to rise all the same.
 func (f *feed) keep(ctx context.Context, sweep time.Time) {
 	var measure, swept time.Time
+	var floors, lags pacer
 	// The first raise is delayed: it locks lanes, and the first poll would skip these, and see too few aggregates to tell
 	// whether the sink is to blame.
 	for wait := floorEvery; ; {
@@ -475,7 +461,7 @@ func (f *feed) keep(ctx context.Context, sweep time.Time) {
 		begun := time.Now()
 		err := delivery.RaiseFloors(ctx, f.config.Pool, f.target.Name)
 		f.order(ctx, err)
-		wait = floorEvery + 10*time.Since(begun)
+		wait = floorEvery + floors.rest(time.Since(begun))
 		damaged := fault.Of(err) == fault.Halve // a damaged lane may refuse to be raised
 		if damaged && begun.Sub(swept) > rightEvery || begun.After(sweep) {
 			sweep = f.setRight(ctx)
@@ -485,7 +471,7 @@ func (f *feed) keep(ctx context.Context, sweep time.Time) {
 			if lag, err := delivery.LagOf(ctx, f.config.Pool, f.target.Name); err == nil {
 				f.config.Observe.Lag(f.target.Name, lag.Open, lag.Parked, lag.Oldest)
 			}
-			measure = time.Now().Add(max(keepEvery, 10*time.Since(from)))
+			measure = time.Now().Add(max(keepEvery, lags.rest(time.Since(from))))
 		}
 	}
 }

@@ -39,6 +39,7 @@ type Claim struct {
 	Lanes int           // number of lanes claimed; 0: nothing is due
 	Ahead time.Duration // how far the database's clock is ahead of this machine's
 	Rows  []Row         // in order of id
+	Full  bool          // Limits.Events or Limits.Lanes was reached, so more may be due
 
 	// AnyState makes MarkApart treat every SQLSTATE as an answer about an event. Set it when one of the events could
 	// not be marked for a minute, with any error: a trigger of the user's may raise any SQLSTATE.
@@ -201,6 +202,7 @@ func Acquire(ctx context.Context, db DB, sink, dispatcher string, limits Limits)
 		_, _ = Mark(back, db, c, nil) // otherwise the lanes wait for the claim to expire
 		return nil, fmt.Errorf("read events for sink %q: %w", sink, err)
 	}
+	c.Full = c.Lanes >= limits.Lanes || len(c.Rows) >= perLane // then some lane may have more
 	return c, nil
 }
 
