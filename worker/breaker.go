@@ -84,10 +84,7 @@ func (o *outages) of(typ string) *heard {
 		o.heard[typ] = h
 	}
 	o.quiet.Store(false)
-	select {
-	case o.some <- struct{}{}:
-	default:
-	}
+	poke(o.some)
 	return h
 }
 

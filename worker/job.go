@@ -125,12 +125,7 @@ func (s *jobs) drop(j *job) {
 	s.signal()
 }
 
-func (s *jobs) signal() {
-	select {
-	case s.freed <- struct{}{}:
-	default:
-	}
-}
+func (s *jobs) signal() { poke(s.freed) }
 
 func (s *jobs) count() int {
 	s.mu.Lock()

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	keptEvery = time.Second // outcomes reported from elsewhere are to be settled within 2 s
+	keptPause = 500 * time.Millisecond // with the second of a look, outcomes reported from elsewhere are settled within 2 s
 	keptMost  = 10 * time.Second
 	keptBatch = 100
 )
@@ -96,31 +96,27 @@ func (w *Worker) stepsWork(ctx context.Context) error {
 	return nil
 }
 
-// settleKept settles kept outcomes that are due for another try, until ctx ends. look says when there may be
-// any. Any worker may have executed the runs.
-func (w *Worker) settleKept(ctx context.Context, any <-chan struct{}) {
+// settleKept settles kept outcomes that are due for another try, until ctx ends, whenever any has a value: look
+// gives it one. Any worker may have executed the runs.
+func (w *Worker) settleKept(ctx context.Context, any chan struct{}) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-any:
 		}
-		for ctx.Err() == nil {
-			start := time.Now()
-			due, err := leasing.ToSettle(ctx, w.db, w.config.Prefixes, w.steps(), keptBatch)
-			took := time.Since(start)
-			if err != nil && ctx.Err() == nil {
-				w.note(err)
-				w.complain("cannot look for outcomes that are kept; trying again", "err", err)
-			}
-			if w.settleAllKept(ctx, due) {
-				continue // others that were refused for the same reason are due now
-			}
-			if len(due) > 0 || err != nil || 20*took > keptEvery {
-				sleep(ctx, min(max(keptEvery, 20*took), keptMost))
-			}
-			break
+		start := time.Now()
+		due, err := leasing.ToSettle(ctx, w.db, w.config.Prefixes, w.steps(), keptBatch)
+		took := time.Since(start)
+		if err != nil && ctx.Err() == nil {
+			w.note(err)
+			w.complain("cannot look for outcomes that are kept; trying again", "err", err)
 		}
+		if w.settleAllKept(ctx, due) {
+			poke(any) // others that were refused for the same reason are due now
+			continue
+		}
+		sleep(ctx, max(keptPause, min(20*took, keptMost)))
 	}
 }
 

@@ -425,10 +425,7 @@ func (s *jobs) signalMarkable() {
 	if len(s.groups) == 0 {
 		return
 	}
-	select {
-	case s.markable <- struct{}{}:
-	default:
-	}
+	poke(s.markable)
 }
 
 // A kind is what is known of the runs of an entry.

@@ -57,9 +57,4 @@ func (w *Worker) listenOnce(ctx context.Context, connected func()) error {
 }
 
 // rouse makes the poll look for work at once.
-func (w *Worker) rouse() {
-	select {
-	case w.wake <- struct{}{}:
-	default: // a wake-up is pending already
-	}
-}
+func (w *Worker) rouse() { poke(w.wake) }

@@ -12,7 +12,7 @@ import (
 // cannot look whether there is anything.
 func TestPoliciesAreRead(t *testing.T) {
 	for _, broken := range []string{"", "workflow_look_v1", "workflow_try_again_v1"} {
-		t.Run(broken, func(t *testing.T) {
+		t.Run("without "+broken, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t)
 			if broken != "" {

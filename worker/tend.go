@@ -90,7 +90,7 @@ func (w *Worker) look(ctx context.Context, kept, aside chan<- struct{}) {
 	}
 }
 
-// poke sends a value unless there is one already.
+// poke puts a value into a channel that has room for one, unless there is one already.
 func poke(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

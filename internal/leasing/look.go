@@ -8,7 +8,7 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// A Look says what a worker has to tend to. Usually that is nothing, so that one small statement takes the place of many.
+// A Look says what a worker has to tend to. Usually that is nothing, and one statement finds out instead of one for each.
 type Look struct {
 	Faults   []string // statements that fail for every row, as workers of the same role have reported lately with TellFault
 	Aside    bool     // something is set aside or owed to a process: TryAgain and the hooks have work
