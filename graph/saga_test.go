@@ -71,6 +71,22 @@ func TestUndoIsDueInOrder(t *testing.T) {
 	}
 }
 
+// The same holds for steps that the worker does not carry on, and for timers whose time has come.
+func TestStepsAreDueInOrder(t *testing.T) {
+	s := newSite(t)
+	id := s.start(s.deploy("A", step("A", "F")+`, "F": {"fork": ["X", "W", "U"]}, "X": {"do": "nobody.x.v1"}, "W": {"wait": "PT0S"}, "U": {"wait": {"until": "input.opens"}}`), `{"opens": "2020-01-01T00:00:00Z"}`)
+	const due = `
+		SELECT string_agg(r.node || CASE WHEN r.run_at >= a.finished_at THEN '' ELSE ' early' END, ' ' ORDER BY r.node)
+		FROM workflow_run r JOIN process_token t ON t.id = r.token_id, workflow_run a JOIN process_token o ON o.id = a.token_id
+		WHERE t.instance_id = $1 AND o.instance_id = $1 AND a.node = 'A' AND r.node IN ('X', 'W', 'U')`
+	await(t, "all branches", func() bool {
+		return query[int](t, s.pool, `SELECT count(*) FROM workflow_run r JOIN process_token t ON t.id = r.token_id WHERE t.instance_id = $1 AND r.node IN ('X', 'W', 'U')`, id) == 3
+	})
+	if got := query[string](t, s.pool, due, id); got != "U W X" {
+		t.Errorf("the branches are %q, want U W X, each due when A has finished", got)
+	}
+}
+
 // S22: a step that was done twice is undone twice, the later execution first.
 func TestUndoLoop(t *testing.T) {
 	s := newSite(t)
