@@ -7,7 +7,7 @@ import "testing"
 func TestVerdicts(t *testing.T) {
 	broken := 0
 	for _, v := range Variants(true) {
-		f := v.Explore(2_000)
+		f := v.Explore(6_000)
 		switch {
 		case f.Full: // it shows only after more states, which make model explores
 		case f.Wrong != v.Want:
