@@ -91,10 +91,10 @@ graph-random: postgres ## 10000 random processes under workers that die; GRAPH_S
 attack: postgres ## every column of every table is set to extremes as every role, and all else goes on; ATTACK=n tries n of them, ATTACK_ONLY=regexp some, SEED=n repeats; an hour
 	ATTACK=$(or $(ATTACK),all) SEED=$(or $(SEED),$(shell date +%s)) $(GO) test -tags attack ./internal/attack -count=1 -run '^TestAttack$$' -v -timeout 6h
 
-attack-short: postgres ## some hundreds of the same, but for what is known and open; SEED=n draws others; a minute and a half
+attack-short: postgres ## some hundreds of the same, but for what is known and open; SEED=n draws others; three minutes
 	SEED=$(or $(SEED),1) $(GO) test -tags attack ./internal/attack -count=1 -run '^(TestAttack|TestRights)$$'
 
-rights: postgres ## writes docs/rights.md: what each role is granted, and what functions change when it calls them; half a minute
+rights: postgres ## writes docs/rights.md: what each role is granted, and what functions change when it calls them; two minutes
 	RIGHTS=write $(GO) test -tags attack ./internal/attack -count=1 -run '^TestRights$$'
 
 fuzz: postgres ## each fuzz target for FUZZTIME (default 30s); what it finds becomes a test in testdata/fuzz

@@ -23,15 +23,10 @@ COMMENT ON FUNCTION workflow_look_v1() IS
     'For workers, once a second: faults are the statements that fail for every row, as others of the same role have found out (while leases cannot be extended, none is taken back). aside: something is set aside, or owed to a process, so workflow_try_again_v1, process_try_again_v1 and process_incidents_v1 have work. kept: an outcome is kept, see workflow_kept_v1. policies is a number that changes with the policies, see workflow_policies_v1.';
 
 COMMENT ON FUNCTION workflow_faults_v1() IS 'For workers that cannot look, see workflow_look_v1: their statements that fail for every row, as others of the same role have found out. While leases cannot be extended, none is taken back.';
+COMMENT ON FUNCTION workflow_try_again_v1() IS 'For workers: has runs that are set aside be tried again, when it is time. They call it every second while workflow_look_v1 says that something is aside.';
 COMMENT ON FUNCTION process_try_again_v1() IS 'For the engine: gives signals to those for whom they were set aside, when it is time. Workers call it every second while workflow_look_v1 says that something is aside. Returns to how many.';
-DO $do$
-DECLARE
-    was text := obj_description('process_incidents_v1()'::regprocedure, 'pg_proc');
-    now text := replace(was, 'every second', 'every second while workflow_look_v1 says that something is aside');
-BEGIN
-    EXECUTE format('COMMENT ON FUNCTION process_incidents_v1() IS %L', now);
-END
-$do$;
+COMMENT ON FUNCTION process_incidents_v1() IS
+    'For the engine: opens incidents of steps that no worker may lease (not_leased) and of waits that a signal does not reach (not_reached), and ends those of which nothing is refused any more; some at a time. Workers call it every second while workflow_look_v1 says that something is aside, and again while it returns more than 0.';
 
 -- As in 0026, but an index finds the rows, however many wait.
 DO $do$

@@ -28,7 +28,6 @@ func TestRights(t *testing.T) {
 	victims, controls = 1, 1
 	w := newWorld(t)
 	var found string
-	two := make([]*survey, 2) // each in a database of its own, and by a processor of its own: calls take most of the time
 	w.with("world", func(conn *pgx.Conn) error {
 		if _, err := conn.PgConn().Exec(t.Context(), "BEGIN;"+unguarded+stand+";COMMIT").ReadAll(); err != nil {
 			return err
@@ -43,6 +42,8 @@ func TestRights(t *testing.T) {
 		}
 		return nil
 	})
+	// Calls take most of the time. Two surveys, each in a database of its own, share the roles.
+	two := make([]*survey, 2)
 	w.must("postgres", "CREATE DATABASE again TEMPLATE world")
 	w.with("world", func(conn *pgx.Conn) error {
 		w.with("again", func(other *pgx.Conn) error {
