@@ -23,14 +23,16 @@ func TestInfiniteTimes(t *testing.T) {
 		return all
 	}
 	views := names(`SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) AND c.relkind = 'v'`)
-	// Arguments by type: ids of existing rows, and times.
+	// Arguments by type: ids of existing rows, and times. A function that takes neither is called once.
 	calls := names(`
-		SELECT format('SELECT %s(%s)%s', p.oid::regproc,
+		SELECT 'SELECT ' || called
+		       || CASE WHEN strpos(called, 'x.id') > 0 THEN ' FROM (SELECT id FROM workflow_run UNION ALL SELECT id FROM process_instance) x' ELSE ' FROM (SELECT) x' END
+		       || CASE WHEN strpos(called, 'y.at') > 0 THEN ', unnest(''{infinity,-infinity,2026-01-01}''::timestamptz[]) AS y (at)' ELSE '' END
+		FROM pg_proc p
+		CROSS JOIN LATERAL format('%s(%s)', p.oid::regproc,
 		              (SELECT string_agg(CASE format_type(a, NULL) WHEN 'uuid' THEN 'x.id' WHEN 'timestamp with time zone' THEN CASE n WHEN 1 THEN 'y.at' ELSE 'now()' END
 		                                 WHEN 'interval' THEN '''1 s''' WHEN 'integer' THEN '1' WHEN 'regprocedure' THEN 'NULL' WHEN 'text[]' THEN '''{x}''' WHEN 'uuid[]' THEN 'ARRAY[x.id]' WHEN 'double precision[]' THEN '''{1}''' WHEN 'jsonb' THEN '''{}''' WHEN 'xid' THEN '''1''::xid' WHEN 'pg_snapshot' THEN 'pg_current_snapshot()' WHEN 'boolean' THEN 'false' ELSE 'current_user::text' END, ', ' ORDER BY n)
-		               FROM unnest(p.proargtypes) WITH ORDINALITY AS a (a, n)),
-		              ' FROM (SELECT id FROM workflow_run UNION ALL SELECT id FROM process_instance) x, unnest(''{infinity,-infinity,2026-01-01}''::timestamptz[]) AS y (at)')
-		FROM pg_proc p
+		               FROM unnest(p.proargtypes) WITH ORDINALITY AS a (a, n))) AS called
 		WHERE p.oid IN (SELECT workflow_functions()) AND p.provolatile <> 'v' AND p.prorettype <> 'trigger'::regtype AND p.proname <> 'workflow_backlog'`) // its text argument is a prefix
 	calls = append(calls, `SELECT * FROM workflow_backlog('x.')`, `SELECT * FROM workflow_redrive('x.')`, `SELECT * FROM workflow_redrive('x.', since => 'infinity', until => '-infinity')`)
 	if len(views) < 30 || len(calls) < 14 {
