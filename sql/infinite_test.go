@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/simple-workflow/simple-workflow/internal/pgtest"
 )
 
@@ -14,17 +12,9 @@ import (
 // one such row, written by hand with triggers off, does not hide all the others from operators.
 func TestInfiniteTimes(t *testing.T) {
 	s, _ := psql(t)
-	names := func(query string) []string {
-		rows, _ := s.conn.Query(t.Context(), query)
-		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			t.Fatal(err)
-		}
-		return all
-	}
-	views := names(`SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) AND c.relkind = 'v'`)
+	views := s.list(`SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid IN (SELECT workflow_relations()) AND c.relkind = 'v'`)
 	// Arguments by type: ids of existing rows, and times. A function that takes neither is called once.
-	calls := names(`
+	calls := s.list(`
 		SELECT 'SELECT ' || called
 		       || CASE WHEN strpos(called, 'x.id') > 0 THEN ' FROM (SELECT id FROM workflow_run UNION ALL SELECT id FROM process_instance) x' ELSE ' FROM (SELECT) x' END
 		       || CASE WHEN strpos(called, 'y.at') > 0 THEN ', unnest(''{infinity,-infinity,2026-01-01}''::timestamptz[]) AS y (at)' ELSE '' END
