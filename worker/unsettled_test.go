@@ -143,6 +143,7 @@ func TestOutcomeIsKept(t *testing.T) {
 	id := enqueue(t, pool, "test.odd.v1", empty{})
 	_, stop := work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 1; brief(c) })
 	told(t, pool, id)
+	time.Sleep(2 * time.Second) // a heartbeat may have been under way
 	until := query[time.Time](t, pool, `SELECT lease_until FROM workflow_run WHERE id = $1`, id)
 	addMany(t, pool, "test.even.v1", 20)
 	pgtest.Await(t, "the others to end, and the lease, too", func() bool {
