@@ -62,6 +62,40 @@ func ExampleHandle_task() {
 	// Output: shop.brew.v1 succeeded "tea with 2"
 }
 
+// One call does the work of many runs. Each has a result of its own.
+func ExampleHandleBatch() {
+	ctx, pool, done := pgtest.Example()
+	defer done()
+
+	type order struct{ Item string }
+	mux := worker.NewMux()
+	worker.HandleBatch(mux, "shop.pack.v1", 3, time.Second, func(_ context.Context, batch []order) []worker.Result[string] {
+		fmt.Println("packing", len(batch))
+		results := make([]worker.Result[string], len(batch))
+		for i, in := range batch {
+			if results[i].Value = in.Item + " is packed"; in.Item == "" {
+				results[i].Err = run.Permanent(errors.New("an empty order"))
+			}
+		}
+		return results
+	})
+
+	enqueued, _ := run.EnqueueMany(ctx, pool, []run.New{
+		{Type: "shop.pack.v1", Payload: order{Item: "tea"}},
+		{Type: "shop.pack.v1", Payload: order{Item: "cake"}},
+		{Type: "shop.pack.v1", Payload: order{}},
+	})
+	for _, e := range enqueued {
+		r := worktest.Finish(ctx, pool, mux, e.ID)
+		fmt.Println(r.Status, string(r.Result))
+	}
+	// Output:
+	// packing 3
+	// succeeded "tea is packed"
+	// succeeded "cake is packed"
+	// failed
+}
+
 // A run that fails is tried again after a pause that grows, until its attempts are used up.
 func ExampleHandle_retry() {
 	ctx, pool, done := pgtest.Example()
