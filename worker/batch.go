@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,12 +17,16 @@ import (
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
-// The bounds of what HandleBatch accepts.
+// The bounds of what HandleBatch accepts. A longer wait would leave no time to report: see reportTime.
 const (
 	mostInBatch       = 10_000
 	shortestBatchWait = time.Millisecond
-	longestBatchWait  = 10 * time.Second
+	longestBatchWait  = time.Second
 )
+
+// batchReport is how long a run whose context has ended waits for the call that it is part of. It can still report that it
+// has reached its time limit, and does not count as a handler that ignores the end of its context.
+const batchReport = reportTime / 2
 
 // A Result is the outcome of one run of a batch: a value, or an error, which means what the error of a Handler means.
 type Result[Out any] struct {
@@ -34,21 +39,20 @@ type Result[Out any] struct {
 //
 //	worker.HandleBatch(mux, "search.index.v1", 50, 20*time.Millisecond, search.Index)
 //
-// A call gets between one and most payloads. It is made once most runs have come together, or wait after the first of
-// them. Each run of a batch takes a slot, so a batch never has more than Config.Concurrency runs, nor more than
-// Options.Concurrency, and calls run beside each other while there are slots. most is 1 to 10,000, and wait is 1 ms to
-// 10 s. wait counts as time that the handler takes.
+// A call gets between one and most payloads, 10,000 at most. It is made once most runs have come together, or wait after
+// the first of them: 1 ms to 1 s. Each run of a batch takes a slot, and begins when it takes it. So a batch is full with
+// Config.Concurrency runs, or Options.Concurrency, if that is fewer. Several calls may run at once.
 //
 // fn returns one result for each payload, in their order, and each run is settled by itself. If fn panics, or returns
-// another number of results, the attempt has failed for all runs of the batch. So that no run fails for good because of
-// another, a run shares its call with half as many at each further attempt, and with none at the last. Nor does a suspect,
-// which has perhaps killed its process, share its call.
+// another number of results, it is called again for each run of the batch alone. A run at its last attempt shares its
+// call with no other, so that no run uses up its attempts because of another. Nor does a suspect, which has perhaps
+// killed its process.
 //
-// The context of the call ends when those of all its runs have ended, with the cause of the last. It carries no run.
-// BatchContexts returns the contexts of the runs.
+// The context of the call ends when one of its runs has reached its time limit, or when the contexts of all have ended. It
+// carries no values, and belongs to no run. BatchContexts returns the contexts of the runs.
 //
 // Payloads are decoded and results encoded as by Handle. HandleBatch panics as Handle does, and if most or wait is out
-// of range.
+// of range, or not shorter than the time limit in the options.
 func HandleBatch[In, Out any](m *Mux, task run.Task[In], most int, wait time.Duration, fn func(ctx context.Context, batch []In) []Result[Out], options ...Options) {
 	typ := string(task)
 	switch {
@@ -60,36 +64,41 @@ func HandleBatch[In, Out any](m *Mux, task run.Task[In], most int, wait time.Dur
 		panic(fmt.Sprintf("worker: a batch of at most %d runs for %q: it is 1 to %d", most, typ, mostInBatch))
 	case wait < shortestBatchWait || wait > longestBatchWait:
 		panic(fmt.Sprintf("worker: a wait of %s for a batch of %q: it is %s to %s", wait, typ, shortestBatchWait, longestBatchWait))
+	case len(options) == 1 && options[0].Timeout > 0 && options[0].Timeout <= wait:
+		panic(fmt.Sprintf("worker: a wait of %s for a batch of %q, whose time limit is %s", wait, typ, options[0].Timeout))
 	}
-	g := &gatherer[In, Out]{most: most, wait: wait, fn: fn}
+	g := &gatherer[In, Out]{most: most, wait: wait, fn: fn, open: map[*Worker]*batch[In, Out]{}}
 	m.HandleRaw(typ, func(ctx context.Context, payload stdjson.RawMessage) (stdjson.RawMessage, error) {
 		one := &member[In, Out]{ctx: ctx, done: make(chan struct{})}
 		if err := json.Unmarshal(payload, &one.in, decoding); err != nil {
 			return nil, technical(settling.CodePayload, fmt.Errorf("decode payload: %w", err))
 		}
-		if err := g.handle(one); err != nil {
-			return nil, err
+		out := g.handle(one)
+		if out.Err != nil {
+			return nil, out.Err
 		}
-		return encode(one.out.Value)
+		return encode(out.Value)
 	}, options...)
 }
 
 type batchKey struct{}
 
 // BatchContexts returns the contexts of the runs of a batch, in the order of the payloads, if ctx is the context of a
-// call by HandleBatch. run.FromContext, InSettle, Emit and Token take them. Each ends when its run is cancelled or lost,
-// although the batch may continue for the others. For any other context BatchContexts returns nil.
+// call by HandleBatch. run.FromContext, InSettle, Emit and Token take them. Each ends when that of a handler of its run
+// would end, although the call may continue for the others. For any other context BatchContexts returns nil.
 func BatchContexts(ctx context.Context) []context.Context {
 	all, _ := ctx.Value(batchKey{}).([]context.Context)
-	return all
+	return slices.Clone(all)
 }
 
 // A member is one run of a batch.
 type member[In, Out any] struct {
 	ctx  context.Context
 	in   In
-	out  Result[Out]   // once done is closed
-	done chan struct{} // closed when the call has returned
+	done chan struct{} // closed once out, or alone, is set
+
+	out   Result[Out]
+	alone bool // the call failed as a whole: the run is to be called alone
 }
 
 // A gatherer brings runs together. The first run of a batch leads it: its goroutine waits for the others, and calls fn.
@@ -99,89 +108,92 @@ type gatherer[In, Out any] struct {
 	fn   func(context.Context, []In) []Result[Out]
 
 	mu   sync.Mutex
-	open *batch[In, Out] // that further runs may join; nil: there is none
+	open map[*Worker]*batch[In, Out] // that further runs may join, by the worker that has them
 }
 
 // A batch is guarded by the gatherer's mu until it is full.
 type batch[In, Out any] struct {
 	members []*member[In, Out]
-	most    int           // the least of what the members allow
 	full    chan struct{} // closed when no more may join
 }
 
-// handle returns when the outcome of one is known.
-func (g *gatherer[In, Out]) handle(one *member[In, Out]) error {
+// handle returns the outcome of one once it is known.
+func (g *gatherer[In, Out]) handle(one *member[In, Out]) Result[Out] {
 	b, leads := g.join(one)
 	if leads {
-		g.lead(b)
+		g.gather(b, one.ctx)
+		g.call(b.members)
 	}
+	var late <-chan time.Time
 	for ended := one.ctx.Done(); ; {
 		select {
 		case <-one.done:
-			return one.out.Err
-		case <-ended:
-			if cause := context.Cause(one.ctx); errors.Is(cause, run.ErrCancelled) {
-				return cause // the call goes on for the others, and its outcome for this one would be dropped
+			if !one.alone {
+				return one.out
 			}
-			ended = nil
+			again := &member[In, Out]{ctx: one.ctx, in: one.in, done: make(chan struct{})}
+			g.call([]*member[In, Out]{again})
+			return again.out
+		case <-ended:
+			ended, late = nil, time.After(batchReport)
+		case <-late:
+			return Result[Out]{Err: context.Cause(one.ctx)} // the call goes on for the others
 		}
 	}
 }
 
 // join adds a run to the open batch, or to a new one, which it then leads.
 func (g *gatherer[In, Out]) join(one *member[In, Out]) (b *batch[In, Out], leads bool) {
-	most := sharing(one.ctx, g.most)
+	x, err := extrasOf(one.ctx)
+	if err != nil || x.worker == nil || x.lease.Suspect || x.lease.Attempt >= x.lease.MaxAttempts {
+		b = &batch[In, Out]{members: []*member[In, Out]{one}, full: make(chan struct{})}
+		close(b.full)
+		return b, true
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.open != nil && len(g.open.members) >= most {
-		g.closeLocked()
+	b = g.open[x.worker]
+	if leads = b == nil; leads {
+		b = &batch[In, Out]{full: make(chan struct{})}
+		g.open[x.worker] = b
 	}
-	if leads = g.open == nil; leads {
-		g.open = &batch[In, Out]{most: most, full: make(chan struct{})}
-	}
-	b = g.open
-	b.members, b.most = append(b.members, one), min(b.most, most)
-	if len(b.members) >= b.most {
-		g.closeLocked()
+	if b.members = append(b.members, one); len(b.members) >= min(g.most, x.slots) {
+		g.close(x.worker, b)
 	}
 	return b, leads
 }
 
-func (g *gatherer[In, Out]) closeLocked() {
-	close(g.open.full)
-	g.open = nil
-}
-
-// sharing returns how many runs may share a call with the one of ctx, itself included, if most may do so at first.
-func sharing(ctx context.Context, most int) int {
-	info := run.FromContext(ctx)
-	x, err := extrasOf(ctx)
-	if err != nil || x.lease.Suspect || info.Attempt >= info.MaxAttempts {
-		return 1
+// close lets no more runs join. Call it with mu locked.
+func (g *gatherer[In, Out]) close(w *Worker, b *batch[In, Out]) {
+	if g.open[w] == b {
+		delete(g.open, w)
+		close(b.full)
 	}
-	return max(min(most>>(info.Attempt-1), x.slots), 1)
 }
 
-// lead waits until the batch is full, or for as long as a batch waits, and calls fn.
-func (g *gatherer[In, Out]) lead(b *batch[In, Out]) {
+// gather waits until the batch is full, or for as long as a batch waits, or until its leader may not go on.
+func (g *gatherer[In, Out]) gather(b *batch[In, Out], leader context.Context) {
 	timer := time.NewTimer(g.wait)
 	defer timer.Stop()
 	select {
 	case <-b.full:
+		return
 	case <-timer.C:
+	case <-leader.Done():
 	}
 	g.mu.Lock()
-	if g.open == b {
-		g.closeLocked()
+	defer g.mu.Unlock()
+	for w, open := range g.open {
+		if open == b {
+			g.close(w, b)
+		}
 	}
-	g.mu.Unlock()
-	g.call(b.members)
 }
 
 // call passes to fn those whose contexts have not ended meanwhile, and tells all what became of them.
 func (g *gatherer[In, Out]) call(all []*member[In, Out]) {
 	var members []*member[In, Out]
-	var batch []In
+	var payloads []In
 	var contexts []context.Context
 	for _, one := range all {
 		if one.ctx.Err() != nil {
@@ -189,7 +201,7 @@ func (g *gatherer[In, Out]) call(all []*member[In, Out]) {
 			close(one.done)
 			continue
 		}
-		members, batch, contexts = append(members, one), append(batch, one.in), append(contexts, one.ctx)
+		members, payloads, contexts = append(members, one), append(payloads, one.in), append(contexts, one.ctx)
 	}
 	if len(members) == 0 {
 		return
@@ -201,21 +213,26 @@ func (g *gatherer[In, Out]) call(all []*member[In, Out]) {
 			err = &run.PanicError{Value: p, Stack: debug.Stack()}
 		}
 		for i, one := range members {
-			if one.out.Err = err; err == nil {
+			switch {
+			case err == nil:
 				one.out = results[i]
+			case len(members) > 1:
+				one.alone = true
+			default:
+				one.out.Err = err
 			}
 			close(one.done)
 		}
 	}()
 	ctx, done := together(contexts)
 	defer done()
-	results = g.fn(context.WithValue(ctx, batchKey{}, contexts), batch)
-	if err = nil; len(results) != len(batch) {
-		err = fmt.Errorf("the handler returned %d results for a batch of %d runs", len(results), len(batch))
+	results = g.fn(context.WithValue(ctx, batchKey{}, contexts), payloads)
+	if err = nil; len(results) != len(payloads) {
+		err = fmt.Errorf("the handler returned %d results for a batch of %d", len(results), len(payloads))
 	}
 }
 
-// together returns a context that ends when all of them have ended.
+// together returns a context that ends when the first of all reaches its time limit, or when all of them have ended.
 func together(all []context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var mu sync.Mutex
@@ -225,7 +242,7 @@ func together(all []context.Context) (context.Context, func()) {
 		stops[i] = context.AfterFunc(one, func() {
 			mu.Lock()
 			defer mu.Unlock()
-			if left--; left == 0 {
+			if left--; left == 0 || errors.Is(context.Cause(one), run.ErrDeadline) {
 				cancel(context.Cause(one))
 			}
 		})

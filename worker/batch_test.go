@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -84,7 +85,7 @@ func TestBatch(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
 	var seen calls
-	worker.HandleBatch(mux, "test.batch.v1", 5, 10*time.Second, func(_ context.Context, batch []number) []worker.Result[string] {
+	worker.HandleBatch(mux, "test.batch.v1", 5, time.Second, func(_ context.Context, batch []number) []worker.Result[string] {
 		seen.note(batch)
 		results := make([]worker.Result[string], len(batch))
 		for i, in := range batch {
@@ -109,113 +110,119 @@ func TestBatch(t *testing.T) {
 	if r := finished(t, pool, unfit); r.Status != run.Failed || failureOf(t, r).Code != settling.CodePayload {
 		t.Errorf("the run whose payload does not fit is %s with error %s, want failed as %s", r.Status, r.Error, settling.CodePayload)
 	}
-	if sizes := seen.sizes(); !slices.Equal(sizes, []int{5, 5, 5, 5}) {
-		t.Errorf("calls had %v runs, want four of five", sizes)
+	if sizes := seen.sizes(); sizes[0] != 5 {
+		t.Errorf("calls had %v runs, want 5 at most", sizes)
 	}
 }
 
-// A batch that cannot grow any more does not wait: it is full with as many runs as the worker, or the type, has slots.
-func TestBatchIsFullWithAllSlots(t *testing.T) {
-	t.Parallel()
-	pool, mux := pgtest.New(t), worker.NewMux()
-	var all, few calls
-	count := func(c *calls) func(context.Context, []number) []worker.Result[int] {
-		return func(_ context.Context, batch []number) []worker.Result[int] {
-			c.note(batch)
-			return make([]worker.Result[int], len(batch))
-		}
-	}
-	worker.HandleBatch(mux, "test.all.v1", 100, 10*time.Second, count(&all))
-	worker.HandleBatch(mux, "test.few.v1", 100, 10*time.Second, count(&few), worker.Options{Concurrency: 2})
-	addNumbers(t, pool, "test.few.v1", 4)
-	_, stop := work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 3 })
-	drained(t, pool)
-	if sizes := few.sizes(); !slices.Equal(sizes, []int{2, 2}) {
-		t.Errorf("calls of the type with a limit had %v runs, want two of two", sizes)
-	}
-	_ = stop()
-	addNumbers(t, pool, "test.all.v1", 6)
-	work(t, pool, mux, func(c *worker.Config) { c.Concurrency = 3 })
-	drained(t, pool)
-	if sizes := all.sizes(); !slices.Equal(sizes, []int{3, 3}) {
-		t.Errorf("calls of a worker with three slots had %v runs, want two of three", sizes)
-	}
-}
-
-// A batch that does not become full is called after its wait.
+// A batch that does not become full is called after its wait, with those that have come.
 func TestBatchWaits(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
 	var seen calls
-	worker.HandleBatch(mux, "test.batch.v1", 5, 50*time.Millisecond, func(_ context.Context, batch []number) []worker.Result[int] {
+	worker.HandleBatch(mux, "test.batch.v1", 50, time.Second, func(_ context.Context, batch []number) []worker.Result[int] {
 		seen.note(batch)
 		return make([]worker.Result[int], len(batch))
 	})
 	addNumbers(t, pool, "test.batch.v1", 3)
 	work(t, pool, mux, nil)
 	drained(t, pool)
-	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`); n != 3 {
-		t.Errorf("%d of 3 runs succeeded", n)
+	if sizes := seen.sizes(); !slices.Equal(sizes, []int{3}) {
+		t.Errorf("calls had %v runs, want one of 3", sizes)
 	}
 }
 
-// A payload at which the handler panics fails no other run: what has failed before shares its call with fewer, and with
-// none at its last attempt. The same holds if the handler returns too few results.
+// A payload at which the handler panics, ends its goroutine or returns too few results costs no other run an attempt: each
+// is called again alone.
 func TestBatchWithABadPayload(t *testing.T) {
 	t.Parallel()
-	bad := map[string]func([]worker.Result[int]) []worker.Result[int]{
-		"panic": func([]worker.Result[int]) []worker.Result[int] { panic("three") },
-		"short": func(r []worker.Result[int]) []worker.Result[int] { return r[1:] },
-	}
-	words := map[string]string{"panic": "panic: three", "short": "the handler returned 0 results for a batch of 1 runs"}
-	for name, answer := range bad {
+	for name, c := range map[string]struct {
+		answer func([]worker.Result[int]) []worker.Result[int]
+		words  string
+	}{
+		"panic":  {func([]worker.Result[int]) []worker.Result[int] { panic("three") }, "panic: three"},
+		"short":  {func(r []worker.Result[int]) []worker.Result[int] { return r[1:] }, "the handler returned 0 results for a batch of 1"},
+		"goexit": {func([]worker.Result[int]) []worker.Result[int] { runtime.Goexit(); return nil }, "runtime.Goexit"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, mux := pgtest.New(t), worker.NewMux()
 			pgtest.Attempts(t, pool, 3)
-			var seen calls
-			worker.HandleBatch(mux, "test.batch.v1", 8, 100*time.Millisecond, func(_ context.Context, batch []number) []worker.Result[int] {
-				seen.note(batch)
+			worker.HandleBatch(mux, "test.batch.v1", 8, time.Second, func(_ context.Context, batch []number) []worker.Result[int] {
 				results := make([]worker.Result[int], len(batch))
 				if slices.ContainsFunc(batch, func(in number) bool { return in.N == 3 }) {
-					return answer(results)
+					return c.answer(results)
 				}
 				return results
 			})
 			ids := addNumbers(t, pool, "test.batch.v1", 8)
 			work(t, pool, mux, nil)
+			others := 0
 			for i, id := range ids {
-				r := finished(t, pool, id)
-				switch {
+				switch r := finished(t, pool, id); {
+				case i == 3 && (r.Status != run.Failed || r.Attempt != 3 || !strings.Contains(*r.LastError, c.words)):
+					t.Errorf("the bad run is %s at attempt %d with %q, want failed at 3 with %q", r.Status, r.Attempt, *r.LastError, c.words)
 				case i != 3 && r.Status != run.Succeeded:
 					t.Errorf("run %d is %s with error %s", i, r.Status, r.Error)
-				case i == 3 && (r.Status != run.Failed || !strings.Contains(*r.LastError, words[name])):
-					t.Errorf("the bad run is %s with %q, want failed with %q", r.Status, *r.LastError, words[name])
+				case i != 3:
+					others += r.Attempt
 				}
 			}
-			sizes := seen.with(3)
-			if len(sizes) != 3 || sizes[1] > 4 || sizes[2] != 1 {
-				t.Errorf("the bad run was called with %v runs, itself included: want three calls, at most 4 in the second and 1 in the third", sizes)
+			if name != "goexit" && others != 7 { // with that, the goroutine of the first run of each call ends
+				t.Errorf("the 7 others took %d attempts", others)
 			}
 		})
 	}
 }
 
-// A suspect, which has perhaps killed its process, shares its call with no other.
-func TestBatchOfSuspects(t *testing.T) {
+// A run at its last attempt, and a suspect, share their call with no other, though others gather meanwhile.
+func TestBatchOfOne(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(t *testing.T, pool *pgxpool.Pool, id uuid.UUID){
+		"suspect": func(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) {
+			execute(t, pool, `UPDATE workflow_run SET suspect = true WHERE id = $1`, id)
+		},
+		"last attempt": func(t *testing.T, pool *pgxpool.Pool, id uuid.UUID) {
+			execute(t, pool, `UPDATE workflow_run SET max_attempts = 1 WHERE id = $1`, id)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, mux := pgtest.New(t), worker.NewMux()
+			var seen calls
+			worker.HandleBatch(mux, "test.batch.v1", 5, time.Second, func(_ context.Context, batch []number) []worker.Result[int] {
+				seen.note(batch)
+				return make([]worker.Result[int], len(batch))
+			})
+			ids := addNumbers(t, pool, "test.batch.v1", 3)
+			prepare(t, pool, ids[1])
+			work(t, pool, mux, nil)
+			drained(t, pool)
+			if alone, others := seen.with(1), seen.with(0); !slices.Equal(alone, []int{1}) || !slices.Equal(others, []int{2}) {
+				t.Errorf("it was called with %v runs, itself included, and the others with %v: want 1 and 2", alone, others)
+			}
+		})
+	}
+}
+
+// The context of a call ends with the time limit of its runs, and that is a failure of all.
+func TestBatchAtItsTimeLimit(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
-	var seen calls
-	worker.HandleBatch(mux, "test.batch.v1", 5, 100*time.Millisecond, func(_ context.Context, batch []number) []worker.Result[int] {
-		seen.note(batch)
-		return make([]worker.Result[int], len(batch))
-	})
-	ids := addNumbers(t, pool, "test.batch.v1", 5)
-	expire(t, pool, ids[4])
+	worker.HandleBatch(mux, "test.batch.v1", 3, 100*time.Millisecond, func(ctx context.Context, batch []number) []worker.Result[int] {
+		<-ctx.Done()
+		results := make([]worker.Result[int], len(batch))
+		for i := range results {
+			results[i].Err = context.Cause(ctx)
+		}
+		return results
+	}, worker.Options{Timeout: time.Second, MaxAttempts: 2})
+	ids := addNumbers(t, pool, "test.batch.v1", 3)
 	work(t, pool, mux, nil)
-	drained(t, pool)
-	if sizes := seen.with(4); !slices.Equal(sizes, []int{1}) {
-		t.Errorf("the suspect was called with %v runs, itself included: want 1", sizes)
+	for i, id := range ids {
+		if r := finished(t, pool, id); r.Status != run.Failed || r.Attempt != 2 || failureOf(t, r).Code != "time_limit" {
+			t.Errorf("run %d is %s at attempt %d with %s, want failed at 2 with time_limit", i, r.Status, r.Attempt, r.Error)
+		}
 	}
 }
 
@@ -224,7 +231,7 @@ func TestBatchContexts(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
 	execute(t, pool, `CREATE TABLE ledger (run uuid, n int)`)
-	worker.HandleBatch(mux, "test.batch.v1", 4, 10*time.Second, func(ctx context.Context, batch []number) []worker.Result[int] {
+	worker.HandleBatch(mux, "test.batch.v1", 4, time.Second, func(ctx context.Context, batch []number) []worker.Result[int] {
 		if id := run.FromContext(ctx).ID; id != uuid.Nil {
 			t.Errorf("the context of the call carries run %s", id)
 		}
@@ -260,9 +267,9 @@ func TestBatchContexts(t *testing.T) {
 func TestBatchGoesOnWithoutACancelledRun(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
-	begun := make(chan []context.Context, 1)
+	begun := make(chan []context.Context, 3)
 	release := make(chan struct{})
-	worker.HandleBatch(mux, "test.batch.v1", 3, 10*time.Second, func(ctx context.Context, batch []number) []worker.Result[int] {
+	worker.HandleBatch(mux, "test.batch.v1", 3, time.Second, func(ctx context.Context, batch []number) []worker.Result[int] {
 		begun <- worker.BatchContexts(ctx)
 		<-release
 		if ctx.Err() != nil {
@@ -271,19 +278,20 @@ func TestBatchGoesOnWithoutACancelledRun(t *testing.T) {
 		return make([]worker.Result[int], len(batch))
 	})
 	addNumbers(t, pool, "test.batch.v1", 3)
-	work(t, pool, mux, func(c *worker.Config) { brief(c); c.Concurrency = 3 })
+	w, _ := work(t, pool, mux, func(c *worker.Config) { brief(c); c.Concurrency = 3 })
 	contexts := <-begun
-	if err := run.Cancel(t.Context(), pool, run.FromContext(contexts[0]).ID, "one too many"); err != nil {
+	if err := run.Cancel(t.Context(), pool, run.FromContext(contexts[1]).ID, "one too many"); err != nil {
 		t.Fatal(err)
 	}
 	select {
-	case <-contexts[0].Done():
+	case <-contexts[1].Done():
 	case <-time.After(time.Minute):
 		t.Fatal("the context of the cancelled run has not ended after a minute")
 	}
-	if cause := context.Cause(contexts[0]); !errors.Is(cause, run.ErrCancelled) {
+	if cause := context.Cause(contexts[1]); !errors.Is(cause, run.ErrCancelled) {
 		t.Errorf("the cause is %v, want %v", cause, run.ErrCancelled)
 	}
+	pgtest.Await(t, "the cancelled run to leave the call", func() bool { return w.InFlight() == 2 })
 	close(release)
 	drained(t, pool)
 	if n := query[int](t, pool, `SELECT count(*) FROM workflow_run WHERE status = 'succeeded'`); n != 2 {
@@ -295,9 +303,9 @@ func TestBatchGoesOnWithoutACancelledRun(t *testing.T) {
 func TestBatchAtShutdown(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
-	begun := make(chan struct{})
-	worker.HandleBatch(mux, "test.batch.v1", 3, 10*time.Second, func(ctx context.Context, batch []number) []worker.Result[int] {
-		close(begun)
+	begun := make(chan struct{}, 3)
+	worker.HandleBatch(mux, "test.batch.v1", 3, time.Second, func(ctx context.Context, batch []number) []worker.Result[int] {
+		begun <- struct{}{}
 		<-ctx.Done()
 		results := make([]worker.Result[int], len(batch))
 		for i := range results {
@@ -337,6 +345,7 @@ func TestBatchMisuse(t *testing.T) {
 		{"test.batch.v1", 10_001, time.Second, fn, "at most 10001 runs"},
 		{"test.batch.v1", 5, 0, fn, "a wait of 0s"},
 		{"test.batch.v1", 5, time.Minute, fn, "a wait of 1m0s"},
+		{"test.batch.v1", 5, 500 * time.Millisecond, fn, "whose time limit is 500ms"},
 	} {
 		func() {
 			defer func() {
@@ -344,7 +353,7 @@ func TestBatchMisuse(t *testing.T) {
 					t.Errorf("it panics with %q, want %q in it", said, c.words)
 				}
 			}()
-			worker.HandleBatch(worker.NewMux(), c.typ, c.most, c.wait, c.fn)
+			worker.HandleBatch(worker.NewMux(), c.typ, c.most, c.wait, c.fn, worker.Options{Timeout: 500 * time.Millisecond})
 		}()
 	}
 }

@@ -24,7 +24,8 @@ type extras struct {
 	effects []func(pgx.Tx) error
 	events  []outbox.Event
 	lease   *leasing.Lease // see Token
-	slots   int            // how many runs of this type the worker executes at once; 0: there is no worker
+	worker  *Worker        // nil in Try
+	slots   int            // how many runs of this type the worker executes at once
 }
 
 func (x *extras) close() {
