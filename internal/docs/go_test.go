@@ -59,6 +59,7 @@ type (
 	ChargeRequest struct{ Order any }
 	Receipt       struct{}
 	Film          struct{}
+	Document      struct{}
 )
 
 var (
@@ -73,6 +74,9 @@ var (
 	input, output json.RawMessage
 	errDeclined, errBusy, errDown, errNotYet error
 	billing struct{ Charge func(context.Context, ChargeRequest) (Receipt, error) }
+	index   struct {
+		Bulk func(context.Context, []Document) ([]Receipt, []error)
+	}
 	farm    struct {
 		Submit func(film Film, id uuid.UUID, token string) error
 	}
