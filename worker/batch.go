@@ -10,10 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-json-experiment/json"
-
-	"github.com/simple-workflow/simple-workflow/internal/naming"
-	"github.com/simple-workflow/simple-workflow/internal/settling"
 	"github.com/simple-workflow/simple-workflow/run"
 )
 
@@ -54,12 +50,8 @@ type Result[Out any] struct {
 // Payloads are decoded and results encoded as by Handle. HandleBatch panics as Handle does, and if most or wait is out
 // of range, or not shorter than the time limit in the options.
 func HandleBatch[In, Out any](m *Mux, task run.Task[In], most int, wait time.Duration, fn func(ctx context.Context, batch []In) []Result[Out], options ...Options) {
-	typ := string(task)
+	typ := typeOf(task, fn == nil)
 	switch {
-	case fn == nil:
-		panic(fmt.Sprintf("worker: handler of %q is nil", typ))
-	case !naming.IsType(typ):
-		panic(fmt.Sprintf("worker: %q is not a type such as billing.charge.v1", typ))
 	case most < 1 || most > mostInBatch:
 		panic(fmt.Sprintf("worker: a batch of at most %d runs for %q: it is 1 to %d", most, typ, mostInBatch))
 	case wait < shortestBatchWait || wait > longestBatchWait:
@@ -69,11 +61,11 @@ func HandleBatch[In, Out any](m *Mux, task run.Task[In], most int, wait time.Dur
 	}
 	g := &gatherer[In, Out]{most: most, wait: wait, fn: fn, open: map[*Worker]*batch[In, Out]{}}
 	m.HandleRaw(typ, func(ctx context.Context, payload stdjson.RawMessage) (stdjson.RawMessage, error) {
-		one := &member[In, Out]{ctx: ctx, done: make(chan struct{})}
-		if err := json.Unmarshal(payload, &one.in, decoding); err != nil {
-			return nil, technical(settling.CodePayload, fmt.Errorf("decode payload: %w", err))
+		in, err := decode[In](payload)
+		if err != nil {
+			return nil, err
 		}
-		out := g.handle(one)
+		out := g.handle(&member[In, Out]{ctx: ctx, in: in, done: make(chan struct{})})
 		if out.Err != nil {
 			return nil, out.Err
 		}

@@ -31,17 +31,11 @@ import (
 //
 // Handle panics as HandleRaw does, and also if task is a prefix.
 func Handle[In, Out any](m *Mux, task run.Task[In], fn func(context.Context, In) (Out, error), options ...Options) {
-	typ := string(task)
-	if fn == nil {
-		panic(fmt.Sprintf("worker: handler of %q is nil", typ))
-	}
-	if !naming.IsType(typ) {
-		panic(fmt.Sprintf("worker: %q is not a type such as billing.charge.v1", typ))
-	}
+	typ := typeOf(task, fn == nil)
 	m.HandleRaw(typ, func(ctx context.Context, payload stdjson.RawMessage) (stdjson.RawMessage, error) {
-		var in In
-		if err := json.Unmarshal(payload, &in, decoding); err != nil {
-			return nil, technical(settling.CodePayload, fmt.Errorf("decode payload: %w", err))
+		in, err := decode[In](payload)
+		if err != nil {
+			return nil, err
 		}
 		out, err := fn(ctx, in)
 		if err != nil {
@@ -49,6 +43,26 @@ func Handle[In, Out any](m *Mux, task run.Task[In], fn func(context.Context, In)
 		}
 		return encode(out)
 	}, options...)
+}
+
+// typeOf returns the type of a task. It panics if that is none, or if the handler is nil.
+func typeOf[In any](task run.Task[In], noHandler bool) string {
+	typ := string(task)
+	if noHandler {
+		panic(fmt.Sprintf("worker: handler of %q is nil", typ))
+	}
+	if !naming.IsType(typ) {
+		panic(fmt.Sprintf("worker: %q is not a type such as billing.charge.v1", typ))
+	}
+	return typ
+}
+
+// decode reads a payload. An error fails the run at once.
+func decode[In any](payload stdjson.RawMessage) (in In, err error) {
+	if err := json.Unmarshal(payload, &in, decoding); err != nil {
+		return in, technical(settling.CodePayload, fmt.Errorf("decode payload: %w", err))
+	}
+	return in, nil
 }
 
 var decoding = json.JoinOptions(
