@@ -24,7 +24,8 @@ const (
 // has reached its time limit, and does not count as a handler that ignores the end of its context.
 const batchReport = reportTime / 2
 
-// A Result is the outcome of one run of a batch: a value, or an error, which means what the error of a Handler means.
+// A Result is the outcome of one run of a batch: a value, or an error, which means what the error of a Handler means. The
+// zero Result is a success with the zero value.
 type Result[Out any] struct {
 	Value Out
 	Err   error
@@ -65,7 +66,7 @@ func HandleBatch[In, Out any](m *Mux, task run.Task[In], most int, wait time.Dur
 		if err != nil {
 			return nil, err
 		}
-		out := g.handle(&member[In, Out]{ctx: ctx, in: in, done: make(chan struct{})})
+		out := g.handle(ctx, in)
 		if out.Err != nil {
 			return nil, out.Err
 		}
@@ -105,60 +106,65 @@ type gatherer[In, Out any] struct {
 
 // A batch is guarded by the gatherer's mu until it is full.
 type batch[In, Out any] struct {
+	worker  *Worker // of all members
 	members []*member[In, Out]
 	full    chan struct{} // closed when no more may join
 }
 
-// handle returns the outcome of one once it is known.
-func (g *gatherer[In, Out]) handle(one *member[In, Out]) Result[Out] {
-	b, leads := g.join(one)
+// handle returns the outcome of a run once it is known.
+func (g *gatherer[In, Out]) handle(ctx context.Context, in In) Result[Out] {
+	x, err := extrasOf(ctx)
+	if err != nil || x.worker == nil || x.lease.Suspect || x.lease.Attempt >= x.lease.MaxAttempts {
+		return g.alone(ctx, in)
+	}
+	one := &member[In, Out]{ctx: ctx, in: in, done: make(chan struct{})}
+	b, leads := g.join(one, x)
 	if leads {
-		g.gather(b, one.ctx)
+		g.gather(b, ctx)
 		g.call(b.members)
 	}
 	var late <-chan time.Time
-	for ended := one.ctx.Done(); ; {
+	for ended := ctx.Done(); ; {
 		select {
 		case <-one.done:
-			if !one.alone {
-				return one.out
+			if one.alone {
+				return g.alone(ctx, in)
 			}
-			again := &member[In, Out]{ctx: one.ctx, in: one.in, done: make(chan struct{})}
-			g.call([]*member[In, Out]{again})
-			return again.out
+			return one.out
 		case <-ended:
 			ended, late = nil, time.After(batchReport)
 		case <-late:
-			return Result[Out]{Err: context.Cause(one.ctx)} // the call goes on for the others
+			return Result[Out]{Err: context.Cause(ctx)} // the call goes on for the others
 		}
 	}
 }
 
-// join adds a run to the open batch, or to a new one, which it then leads.
-func (g *gatherer[In, Out]) join(one *member[In, Out]) (b *batch[In, Out], leads bool) {
-	x, err := extrasOf(one.ctx)
-	if err != nil || x.worker == nil || x.lease.Suspect || x.lease.Attempt >= x.lease.MaxAttempts {
-		b = &batch[In, Out]{members: []*member[In, Out]{one}, full: make(chan struct{})}
-		close(b.full)
-		return b, true
-	}
+// alone calls fn for one run.
+func (g *gatherer[In, Out]) alone(ctx context.Context, in In) Result[Out] {
+	one := &member[In, Out]{ctx: ctx, in: in, done: make(chan struct{})}
+	g.call([]*member[In, Out]{one})
+	return one.out
+}
+
+// join adds a run to the open batch of its worker, or to a new one, which it then leads.
+func (g *gatherer[In, Out]) join(one *member[In, Out], x *extras) (b *batch[In, Out], leads bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b = g.open[x.worker]
 	if leads = b == nil; leads {
-		b = &batch[In, Out]{full: make(chan struct{})}
+		b = &batch[In, Out]{worker: x.worker, full: make(chan struct{})}
 		g.open[x.worker] = b
 	}
-	if b.members = append(b.members, one); len(b.members) >= min(g.most, x.slots) {
-		g.close(x.worker, b)
+	if b.members = append(b.members, one); len(b.members) >= min(g.most, x.worker.slots(x.lease.Type)) {
+		g.closeLocked(b)
 	}
 	return b, leads
 }
 
-// close lets no more runs join. Call it with mu locked.
-func (g *gatherer[In, Out]) close(w *Worker, b *batch[In, Out]) {
-	if g.open[w] == b {
-		delete(g.open, w)
+// closeLocked lets no more runs join.
+func (g *gatherer[In, Out]) closeLocked(b *batch[In, Out]) {
+	if g.open[b.worker] == b {
+		delete(g.open, b.worker)
 		close(b.full)
 	}
 }
@@ -169,17 +175,12 @@ func (g *gatherer[In, Out]) gather(b *batch[In, Out], leader context.Context) {
 	defer timer.Stop()
 	select {
 	case <-b.full:
-		return
 	case <-timer.C:
 	case <-leader.Done():
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for w, open := range g.open {
-		if open == b {
-			g.close(w, b)
-		}
-	}
+	g.closeLocked(b)
 }
 
 // call passes to fn those whose contexts have not ended meanwhile, and tells all what became of them.

@@ -40,6 +40,12 @@ func (c *calls) note(batch []number) {
 	c.all = append(c.all, numbers)
 }
 
+// handle is a handler that notes its batches, and succeeds.
+func (c *calls) handle(_ context.Context, batch []number) []worker.Result[int] {
+	c.note(batch)
+	return make([]worker.Result[int], len(batch))
+}
+
 // sizes returns how many runs each call had, the largest first.
 func (c *calls) sizes() (sizes []int) {
 	c.mu.Lock()
@@ -111,7 +117,7 @@ func TestBatch(t *testing.T) {
 		t.Errorf("the run whose payload does not fit is %s with error %s, want failed as %s", r.Status, r.Error, settling.CodePayload)
 	}
 	if sizes := seen.sizes(); sizes[0] != 5 {
-		t.Errorf("calls had %v runs, want 5 at most", sizes)
+		t.Errorf("calls had %v runs, want 5 in the largest", sizes)
 	}
 }
 
@@ -120,10 +126,7 @@ func TestBatchWaits(t *testing.T) {
 	t.Parallel()
 	pool, mux := pgtest.New(t), worker.NewMux()
 	var seen calls
-	worker.HandleBatch(mux, "test.batch.v1", 50, time.Second, func(_ context.Context, batch []number) []worker.Result[int] {
-		seen.note(batch)
-		return make([]worker.Result[int], len(batch))
-	})
+	worker.HandleBatch(mux, "test.batch.v1", 50, time.Second, seen.handle)
 	addNumbers(t, pool, "test.batch.v1", 3)
 	work(t, pool, mux, nil)
 	drained(t, pool)
@@ -190,10 +193,7 @@ func TestBatchOfOne(t *testing.T) {
 			t.Parallel()
 			pool, mux := pgtest.New(t), worker.NewMux()
 			var seen calls
-			worker.HandleBatch(mux, "test.batch.v1", 5, time.Second, func(_ context.Context, batch []number) []worker.Result[int] {
-				seen.note(batch)
-				return make([]worker.Result[int], len(batch))
-			})
+			worker.HandleBatch(mux, "test.batch.v1", 5, time.Second, seen.handle)
 			ids := addNumbers(t, pool, "test.batch.v1", 3)
 			prepare(t, pool, ids[1])
 			work(t, pool, mux, nil)

@@ -92,7 +92,7 @@ func (w *Worker) call(j *job) (json.RawMessage, error) {
 	if j.Suspect {
 		w.jobs.begin(j)
 	}
-	j.extras.lease, j.extras.worker, j.extras.slots = &j.Lease, w, j.entry.slots(w.config.Concurrency)
+	j.extras.lease, j.extras.worker = &j.Lease, w
 	ctx := context.WithValue(run.NewContext(j.ctx, j.Info), extrasKey{}, &j.extras)
 	return j.entry.handler(ctx, j.Payload)
 }

@@ -25,7 +25,6 @@ type extras struct {
 	events  []outbox.Event
 	lease   *leasing.Lease // see Token
 	worker  *Worker        // nil in Try
-	slots   int            // how many runs of this type the worker executes at once
 }
 
 func (x *extras) close() {

@@ -98,14 +98,6 @@ func (m *Mux) HandleRaw(pattern string, h Handler, options ...Options) {
 	}
 }
 
-// slots returns how many of its runs a worker with that many slots executes at once.
-func (e *entry) slots(all int) int {
-	if e.options.Concurrency > 0 {
-		return min(e.options.Concurrency, all)
-	}
-	return all
-}
-
 // lookup returns the entry of a type, or nil.
 func (m *Mux) lookup(typ string) *entry {
 	if e := m.types[typ]; e != nil {

@@ -264,6 +264,14 @@ const reportTime = time.Second
 // limit is the longest time that the job's handler may take, from when it begins; 0 means no limit.
 func (j *job) limit() time.Duration { return max(j.Timeout-reportTime-longestWait, 0) }
 
+// slots returns how many runs of a type the worker executes at once.
+func (w *Worker) slots(typ string) int {
+	if e := w.lookup(typ); e != nil && e.options.Concurrency > 0 {
+		return min(e.options.Concurrency, w.config.Concurrency)
+	}
+	return w.config.Concurrency
+}
+
 // terms returns the conditions under which runs of a type are leased next.
 func (w *Worker) terms(typ string) leasing.Terms {
 	e := w.lookup(typ)
